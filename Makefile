@@ -1,0 +1,22 @@
+# Every target sets itself up: the first call makes .venv and installs, later ones install nothing.
+#   make demo     base -> stage 1 -> stage 2 -> evaluation -> runs/demo/report.md; meant for two cores, 20 minutes
+#   make test     all tests and doctests, on the CPU, without network
+
+SHELL := bash
+BOOTSTRAP := $(shell command -v python3.11 || command -v python3)
+
+.PHONY: demo test
+
+demo: .venv/.installed
+	@bash experiments/demo.sh
+
+test: .venv/.installed
+	@HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false .venv/bin/python -m pytest -q --durations=10
+
+# torch and torchvision come first, as the pair that they are; read from requirements.txt, where every pin stands once
+.venv/.installed: requirements.txt
+	@echo "installing into .venv (once; some minutes)"
+	$(BOOTSTRAP) -m venv .venv
+	.venv/bin/pip install --quiet --disable-pip-version-check $$(grep -oE '^torch(vision)?==[0-9.]+' requirements.txt)
+	.venv/bin/pip install --quiet --disable-pip-version-check -r requirements.txt
+	@touch $@

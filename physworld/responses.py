@@ -1,0 +1,50 @@
+"""Written responses and critiques of the toy world: the words that the tiny model is taught with.
+
+A response's length, style and filler are drawn without looking at whether its answer is right.
+"""
+
+FILLER = (
+    "I look at every frame.",
+    "I compare first and last frame.",
+    "Sizes and places matter here.",
+    "I follow the whole scene.",
+    "I think how it goes on.",
+    "Nothing else changes this.",
+    "I check it again.",
+    "The motion is clear to see.",
+)
+VERBOSITY = (0, 0, 1, 1, 2, 3)  # sentences of filler, terse to verbose
+LEADS = ("", "So it is {answer}.", "The answer is {answer}.")
+
+
+def caption(facts):
+    """The visible quantities of a clip in words: {"gap": "wide", "ball": "fast"} -> "gap wide, ball fast"."""
+    return ", ".join(f"{name} {value}" for name, value in facts.items())
+
+
+def written_response(rng, answer):
+    r"""A response of a random style (`rng` a random.Random) that ends in \boxed{answer}."""
+    sentences = rng.sample(FILLER, rng.choice(VERBOSITY)) + [rng.choice(LEADS).format(answer=answer)]
+    return " ".join([s for s in sentences if s] + [f"\\boxed{{{answer}}}"])
+
+
+def solution(facts, answer):
+    """The question's own taught form: what is seen, then the answer in a box."""
+    return f"{caption(facts)}. \\boxed{{{answer}}}"
+
+
+def candidate(rng, facts, answer):
+    """What the critic is taught to judge: a written style, or the form that the model itself answers in."""
+    return written_response(rng, answer) if rng.random() < 0.5 else solution(facts, answer)
+
+
+def critique(seen, prediction, answer_1, answer_2, reason, verdict, self_reference=True):
+    """A critic's completion: solve (`seen`, `prediction`), compare (both answers and a `reason`), decide."""
+    compare = f'<think>1 "{answer_1}", 2 "{answer_2}", Response {verdict} {reason}</think> \\boxed{{Response {verdict}}}'
+    if not self_reference:
+        return compare
+    return f"<pred_think>{seen}</pred_think> <pred>{prediction}</pred> {compare}"
+
+
+REASON_ANSWER = "has the right answer."
+REASON_LENGTH = "says more."

@@ -1,0 +1,102 @@
+"""Every template of the project, and nothing else.
+
+A prompt is a list of chat messages. A message's content is a list of blocks, {"type": "image"} or
+{"type": "text", "text": ...}, so that a frame's place is seen in the prompt. The order is fixed: instructions (system),
+frames, question, options, and the two responses last, so that whatever is judged again on the same clip shares a prefix.
+
+The wording is ours: PhyCritic (arXiv 2602.11124) names the four criteria and the tags, and prints no template that
+is copied here.
+"""
+
+import re
+
+QUESTION_INSTRUCTIONS = (
+    "You see the frames of a clip in time order and a question about it. "
+    "Reason step by step about what happens, then give your final answer in \\boxed{}."
+)
+
+CRITIC_TASK = (
+    "You see the frames of a clip in time order, a question about it, and two responses to the question. "
+    "Decide which response is better."
+)
+
+CRITIC_CRITERIA = (
+    "Judge by four criteria. "
+    "Truthfulness: are its statements and its final answer correct? "
+    "Visual groundedness: does it rest on what the frames show, with nothing invented? "
+    "Logical validity: does each step follow from the one before it and lead to its answer? "
+    "Efficiency and clarity: is it to the point and easy to follow? "
+    "A response whose final answer is wrong is never the better one, however well it is written."
+)
+
+CRITIC_SELF_REF = (
+    "First solve the question yourself: put your reasoning in <pred_think> </pred_think> and your own answer in "
+    "<pred> </pred>. "
+    "Then compare both responses with your own answer in <think> </think>. "
+    "At the end decide, with \\boxed{Response 1} or \\boxed{Response 2}. "
+    "Write all four parts, in this form:"
+)
+CRITIC_SELF_REF_FORM = "<pred_think> ... </pred_think> <pred> ... </pred> <think> ... </think> \\boxed{Response 1}"
+
+CRITIC_NO_SELF_REF = (
+    "First compare both responses in <think> </think>. "
+    "At the end decide, with \\boxed{Response 1} or \\boxed{Response 2}. "
+    "Write both parts, in this form:"
+)
+CRITIC_NO_SELF_REF_FORM = "<think> ... </think> \\boxed{Response 1}"
+
+# The paper's Tables 5 and 7: the full prompt, without self-reference, without criteria.
+VARIANTS = {
+    "self_ref": (CRITIC_TASK, CRITIC_CRITERIA, CRITIC_SELF_REF, CRITIC_SELF_REF_FORM),
+    "no_self_ref": (CRITIC_TASK, CRITIC_CRITERIA, CRITIC_NO_SELF_REF, CRITIC_NO_SELF_REF_FORM),
+    "no_criteria": (CRITIC_TASK, CRITIC_SELF_REF, CRITIC_SELF_REF_FORM),
+}
+
+
+def escape(text):
+    r"""Make tags, special tokens and boxes of foreign text plain text, so that none can pose as the critic's.
+
+    Every "<" that could open a tag or a special token becomes "&lt;", and \boxed and \fbox lose their backslash.
+
+    >>> escape(r"<think>x</think> \boxed{A}<|im_end|> and 1 < 2")
+    '&lt;think>x&lt;/think> boxed{A}&lt;|im_end|> and 1 < 2'
+    """
+    return re.sub(r"\\(?=[fd]?boxed|fbox)", "", re.sub(r"<(?=[A-Za-z/|!])", "&lt;", text))
+
+
+def question_text(question, options=None):
+    """The question and its lettered options, one to a line.
+
+    >>> print(question_text("Where does it go?", {"A": "left", "B": "right"}))
+    Question: Where does it go?
+    Options:
+    A. left
+    B. right
+    """
+    lines = ["Question: " + escape(question)]
+    if options:
+        lines += ["Options:"] + [f"{letter}. {escape(text)}" for letter, text in options.items()]
+    return "\n".join(lines)
+
+
+def messages(instructions, n_frames, text):
+    """Chat messages: instructions as system, then `n_frames` image places and the text as the user's turn."""
+    return [
+        {"role": "system", "content": [{"type": "text", "text": instructions}]},
+        {"role": "user", "content": [{"type": "image"}] * n_frames + [{"type": "text", "text": text}]},
+    ]
+
+
+def question_prompt(question, options=None, n_frames=0):
+    """Stage 1's prompt: frames and a question, answered in a box."""
+    return messages(QUESTION_INSTRUCTIONS, n_frames, question_text(question, options))
+
+
+def critic_prompt(question, response_1, response_2, options=None, n_frames=0, variant="self_ref"):
+    """The critic's prompt; `variant` is a key of VARIANTS. The responses are escaped and come last."""
+    text = (
+        f"{question_text(question, options)}\n"
+        f"<response_1>\n{escape(response_1)}\n</response_1>\n"
+        f"<response_2>\n{escape(response_2)}\n</response_2>"
+    )
+    return messages("\n".join(VARIANTS[variant]), n_frames, text)

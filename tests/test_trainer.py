@@ -1,0 +1,315 @@
+"""CriticGRPOTrainer on the CPU: guards, rows that are not admitted, metrics, checkpoints, one process against two."""
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+import trl
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import Qwen2_5_VLForConditionalGeneration
+
+import rewards
+import trainer
+from tests import tiny_critic
+from tests.tiny_critic import config, critique
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny_critic.make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    return tiny_critic.make_dataset(tmp_path_factory.mktemp("pairs"), pairs=8)
+
+
+def longer_is_better(completions, completion_ids, **kwargs):
+    return [float(len(ids)) for ids in completion_ids]
+
+
+def replay(model, args, dataset, reward_funcs, texts=lambda row, k: "It is red. " * (1 + k), **kwargs):
+    return tiny_critic.Replay(texts, model, args, reward_funcs=reward_funcs, train_dataset=dataset, **kwargs)
+
+
+# ---------------------------------------------------------------------------------------------------------- the pinned TRL
+
+
+PRIVATE = {
+    "_calculate_rewards": ["self", "inputs", "prompts", "completions", "completion_ids_list"],
+    "_tokenize_prompts": ["self", "prompts"],
+    "_compute_loss": ["self", "model", "inputs"],
+    "_get_train_sampler": ["self", "dataset"],
+    "_generate_and_score_completions": ["self", "inputs"],
+    "_generate_single_turn": ["self", "prompt_ids", "images", "multimodal_fields", "num_generations", "has_tool_images"],
+    "_get_learning_rate": ["self"],
+    "get_train_dataloader": ["self"],
+}
+
+
+def test_private_methods_are_those_of_the_pinned_version():
+    assert trl.__version__ == "1.16.0"
+    for name, parameters in PRIVATE.items():
+        assert list(inspect.signature(getattr(trl.GRPOTrainer, name)).parameters) == parameters, name
+        own = inspect.signature(getattr(trainer.CriticGRPOTrainer, name)).parameters
+        assert list(own) == parameters, name
+
+
+# ------------------------------------------------------------------------------------------------------------- the batch
+
+
+@pytest.mark.parametrize(
+    "prompts, generations, per_device, processes, steps",
+    [(8, 8, 64, 1, 1), (128, 8, 4, 8, 32), (6, 4, 3, 2, 4), (1, 4, 2, 2, 1), (3, 5, 15, 1, 1)],
+)
+def test_accumulation_steps(prompts, generations, per_device, processes, steps):
+    assert trainer.accumulation_steps(prompts, generations, per_device, processes) == steps
+
+
+@pytest.mark.parametrize(
+    "batch, message",
+    [
+        ((7, 8, 16, 1), "= 56 completions.*per_device_train_batch_size of 14"),
+        ((2, 2, 64, 1), "= 4 completions.*per_device_train_batch_size of 4"),
+        ((3, 5, 1, 2), "= 15 completions.*prompts_per_step \\* 5 a multiple of 2"),
+        ((0, 8, 16, 1), "must be at least 1"),
+    ],
+)
+def test_a_batch_that_cannot_be_shared_out(batch, message):
+    with pytest.raises(ValueError, match=message):
+        trainer.accumulation_steps(*batch)
+
+
+def test_the_config_follows_the_prompts_and_the_machine(tmp_path):
+    args = config(tmp_path, prompts_per_step=6, per_device_train_batch_size=3, bf16=True)
+    assert (args.gradient_accumulation_steps, args.steps_per_generation, args.generation_batch_size) == (8, 8, 24)
+    assert args.bf16 is False and len(args.notes) == 1 and "no accelerator" in args.notes[0]
+    assert config(tmp_path, bf16=False).notes == []
+
+
+# ---------------------------------------------------------------------------------------------------------------- guards
+
+
+def test_a_data_set_smaller_than_one_generation_batch(model, pairs, tmp_path):
+    args = config(tmp_path, prompts_per_step=10, per_device_train_batch_size=40)
+    with pytest.raises(ValueError, match="8 rows, fewer than the 10 prompts.*lower prompts_per_step"):
+        replay(model, args, pairs, [longer_is_better])
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.01])
+def test_no_trainable_parameter(model, pairs, tmp_path, beta):
+    base = Qwen2_5_VLForConditionalGeneration.from_pretrained(model)
+    get_peft_model(base, LoraConfig(target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter")
+    base = Qwen2_5_VLForConditionalGeneration.from_pretrained(model)
+    frozen = PeftModel.from_pretrained(base, tmp_path / "adapter", is_trainable=False)
+    processor = trainer.AutoProcessor.from_pretrained(model, padding_side="left")
+    with pytest.raises(ValueError, match="none of the model's .* parameters is trainable.*is_trainable=True"):
+        replay(frozen, config(tmp_path, beta=beta), pairs, [longer_is_better], processing_class=processor)
+
+
+def test_weights_that_do_not_move(model, pairs, tmp_path):
+    grpo = replay(model, config(tmp_path, learning_rate=1e-50), pairs, [longer_is_better])
+    with pytest.raises(RuntimeError, match="step 1 had learning rate 1e-50 and advantages, but none of .* moved"):
+        grpo.train()
+
+
+def test_weights_are_not_expected_to_move_at_learning_rate_0_or_without_an_advantage(model, pairs, tmp_path, capsys):
+    grpo = replay(model, config(tmp_path, warmup_steps=1, lr_scheduler_type="constant_with_warmup", max_steps=2), pairs, [longer_is_better])
+    grpo.train()
+    assert [entry["learning_rate"] for entry in grpo.state.log_history if "loss" in entry] == [0.0, 1e-3]
+    assert "nothing was learnt" not in capsys.readouterr().out
+    grpo = replay(model, config(tmp_path, learning_rate=1e-50), pairs, [lambda completions, **kwargs: [1.0] * len(completions)])
+    grpo.train()
+    assert "1 steps, and none had a learning rate and an advantage" in capsys.readouterr().out
+
+
+def test_a_prompt_longer_than_the_window(model, pairs, tmp_path):
+    grpo = replay(model, config(tmp_path, max_completion_length=4090), pairs, [longer_is_better])
+    with pytest.raises(ValueError, match=r"longest prompt has (\d+) tokens; with max_completion_length 4090 .* window of 4096"):
+        grpo.train()
+
+
+# ------------------------------------------------------------------------------------------------- rewards and advantages
+
+
+def scored(model, dataset, tmp_path, reward_funcs, texts, rows, **changes):
+    """(advantages, metrics, trainer) of one generation batch: each row of `rows` four times."""
+    grpo = replay(model, config(tmp_path, prompts_per_step=len(rows), per_device_train_batch_size=4 * len(rows), **changes),
+                  dataset, reward_funcs, texts)  # fmt: skip
+    grpo.model.train()
+    output = grpo._generate_and_score_completions([dataset[row] for row in rows for _ in range(4)])
+    return output["advantages"].tolist(), {name: values[-1] for name, values in grpo._metrics["train"].items()}, grpo
+
+
+def test_a_row_that_is_not_admitted_leaves_its_group_alone(model, pairs, tmp_path):
+    """Group 1 is judged on three rows, group 2 on none but its own, and group 3 has no row left."""
+    gone = trainer.NOT_ADMITTED
+    first = [1.0, 0.0, gone, 1.0] + [1.0, 0.0, 0.0, 0.0] + [gone] * 4
+    second = [0.0] * 12
+
+    def served(completions, **kwargs):
+        return first
+
+    def other(completions, **kwargs):
+        return second
+
+    got, metrics, _ = scored(model, pairs, tmp_path, [served, other], lambda row, k: "x", [0, 1, 2])
+    std_1, std_2 = (1 / 3) ** 0.5, 0.5  # sample deviations of 1, 0, 1 and of 1, 0, 0, 0
+    want = [(1 / 3) / (std_1 + 1e-4), (-2 / 3) / (std_1 + 1e-4), 0.0, (1 / 3) / (std_1 + 1e-4)]
+    want += [0.75 / (std_2 + 1e-4)] + [-0.25 / (std_2 + 1e-4)] * 3 + [0.0] * 4
+    assert got == pytest.approx(want, abs=1e-6)
+    assert metrics["not_admitted"] == pytest.approx(5 / 12)
+    assert metrics["rewards/served/mean"] == pytest.approx(3 / 7)
+    assert metrics["reward"] == pytest.approx(3 / 7)
+
+
+def test_a_row_that_is_not_admitted_by_one_part_counts_in_none(model, pairs, tmp_path):
+    def served(completions, **kwargs):
+        return [1.0, trainer.NOT_ADMITTED, 0.0, None]
+
+    def other(completions, **kwargs):
+        return [0.0, 5.0, 1.0, 1.0]
+
+    got, metrics, _ = scored(model, pairs, tmp_path, [served, other], lambda row, k: "x", [0])
+    assert got == [0.0, 0.0, 0.0, 0.0]  # 1, 1 and 1 are left; None counts as 0
+    assert metrics["rewards/other/mean"] == pytest.approx(2 / 3) and metrics["not_admitted"] == 0.25
+
+
+CRITIC = [rewards.self_prediction_reward, rewards.judgement_reward, rewards.format_reward]
+
+
+def test_the_critics_metrics(model, pairs, tmp_path):
+    """Pair 1: the answer is blue, Response 1 is right. One text a row; `own` and `judged` are right or wrong."""
+    texts = {
+        "p1": [critique("blue", 1), critique("blue", 1), critique("red", 2), "nothing to read"],
+        "p3": [critique("grey", 2), critique("red", 1), critique("grey", 1), critique("grey", 2)],
+    }
+    _, metrics, _ = scored(model, pairs, tmp_path, CRITIC, lambda row, k: texts[row][k], [1, 3])
+    # own and judgement right: p1 0, 1 and p3 2; own only: p3 0, 3; judgement only: p3 1; neither: p1 2, 3
+    assert metrics["phi"] == pytest.approx((3 * 2 - 2 * 1) / (5 * 3 * 4 * 4) ** 0.5)
+    assert metrics["verdict_first_share"] == pytest.approx(4 / 7)
+    assert metrics["unreadable"] == pytest.approx(1 / 8)
+    assert metrics["not_admitted"] == 0.0 and metrics["frac_reward_zero_std"] == 0.0
+    assert metrics["rewards/self_prediction_reward/mean"] == pytest.approx(5 / 8)
+    assert metrics["rewards/judgement_reward/mean"] == pytest.approx(4 / 8)
+
+
+def test_metrics_that_are_undefined_are_not_logged(model, pairs, tmp_path):
+    _, metrics, _ = scored(model, pairs, tmp_path, CRITIC, lambda row, k: "nothing", [0])
+    assert metrics["unreadable"] == 1.0 and metrics["frac_reward_zero_std"] == 1.0
+    assert "phi" not in metrics and "verdict_first_share" not in metrics
+
+
+def test_questions_and_pairs_in_one_batch(model, tmp_path):
+    """Each part applies to its own rows; a group's baseline never mixes the two kinds."""
+    mixed = tiny_critic.make_dataset(tmp_path, questions=2, pairs=2)
+    assert [mixed[i]["id"] for i in range(4)] == ["q0", "q1", "p0", "p1"]
+    texts = {
+        "q0": ["It is \\boxed{red}", "\\boxed{blue}", "\\boxed{blue}", ""],
+        "p1": [critique("blue", 1), critique("blue", 2), critique("red", 2), critique("red", 1, form=False)],
+    }
+    weights = [0.2, 0.7, 0.1, 1.0]
+    got, metrics, grpo = scored(
+        model, mixed, tmp_path, CRITIC + [rewards.accuracy_reward], lambda row, k: texts[row][k], [0, 3],
+        reward_weights=weights, scale_rewards="none",
+    )  # fmt: skip
+    assert got[:4] == pytest.approx([0.75, -0.25, -0.25, -0.25])
+    totals = torch.tensor([1.0, 0.3, 0.1, 0.7 + 0.05])
+    assert got[4:] == pytest.approx((totals - totals.mean()).tolist(), abs=1e-6)
+    assert metrics["rewards/accuracy_reward/mean"] == 0.25 and metrics["rewards/judgement_reward/mean"] == 0.5
+    assert metrics["unreadable"] == pytest.approx(1 / 8) and metrics["verdict_first_share"] == 0.5
+
+
+def test_rows_are_read_once_and_training_is_that_of_trl(model, tmp_path, monkeypatch):
+    """The data loader reads no repeat of a generation batch, and the rows trained on are the ones TRL would take."""
+    reads, taken = [], []
+    dataset = tiny_critic.make_dataset(tmp_path, pairs=8)
+    whole = type(dataset).__getitems__
+    monkeypatch.setattr(type(dataset), "__getitems__", lambda self, keys: reads.append(len(keys)) or whole(self, keys))
+    for once in (True, False):
+        if not once:
+            monkeypatch.setattr(trainer.CriticGRPOTrainer, "_get_train_sampler", trl.GRPOTrainer._get_train_sampler)
+        grpo = replay(model, config(tmp_path, per_device_train_batch_size=2, max_steps=3), dataset, [longer_is_better])
+        grpo.train()
+        taken.append(([[row for row, _ in batch] for batch in grpo.outputs], [e["loss"] for e in grpo.state.log_history if "loss" in e]))
+        assert reads == [2] * (3 + 1 if once else 3 * 4 + 1)  # accelerate reads one batch ahead
+        reads.clear()
+    assert taken[0] == taken[1] and len(taken[0][0]) == 3 and taken[0][1][0] != 0
+
+
+# ----------------------------------------------------------------------------------------------------------- checkpoints
+
+
+def make_checkpoint(folder, step):
+    folder = folder / f"checkpoint-{step}"
+    folder.mkdir(parents=True)
+    safetensors.torch.save_file({"a": torch.zeros(100)}, folder / "model.safetensors")
+    torch.save({"a": torch.zeros(100)}, folder / "optimizer.pt")
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    return folder
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "trainer_state.json"])
+@pytest.mark.parametrize("harm", [cut, Path.unlink])
+def test_an_incomplete_checkpoint_is_skipped(tmp_path, name, harm, capsys):
+    whole, harmed = make_checkpoint(tmp_path, 2), make_checkpoint(tmp_path, 10)
+    args = config(tmp_path, resume_from_checkpoint="true")
+    assert trainer.resume_point(args) == str(harmed)
+    harm(harmed / name)
+    assert trainer.missing_from_checkpoint(harmed)
+    assert trainer.resume_point(args) == str(whole)
+    assert f"{harmed} is skipped" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="cannot be resumed from"):
+        trainer.resume_point(config(tmp_path, resume_from_checkpoint=str(harmed)))
+
+
+def test_shards_of_a_checkpoint_are_looked_for(tmp_path):
+    folder = make_checkpoint(tmp_path, 2)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}))
+    assert "model-2.safetensors" in trainer.missing_from_checkpoint(folder)
+
+
+def test_a_fresh_run_sets_earlier_checkpoints_aside(tmp_path, capsys):
+    make_checkpoint(tmp_path, 150)
+    assert trainer.resume_point(config(tmp_path)) is None
+    assert [path.name for path in tmp_path.iterdir()] == ["earlier-checkpoint-150"]
+    assert trainer.resume_point(config(tmp_path, resume_from_checkpoint="true")) is None
+    assert "training starts from the beginning" in capsys.readouterr().out
+
+
+# -------------------------------------------------------------------------------------------------------------- processes
+
+
+def test_two_processes_give_what_one_gives(model, tmp_path):
+    script, results = str(ROOT / "tests" / "two_processes.py"), []
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"}
+    launch = [str(Path(sys.executable).with_name("accelerate")), "launch", "--multi_gpu", "--num_processes", "2"]
+    for name, command in (("one", [sys.executable]), ("two", launch)):
+        run = subprocess.run([*command, script, model, str(tmp_path / name)], env=environment, capture_output=True, text=True, cwd=tmp_path)
+        assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
+        results.append(torch.load(tmp_path / name / "result.pt"))
+    one, two = results
+    assert (one["processes"], one["accumulation"], two["processes"], two["accumulation"]) == (1, 8, 2, 4)
+    assert len(one["advantages"]) == 24 and len({round(a, 4) for a in one["advantages"]}) > 6
+    assert one["advantages"] == two["advantages"]
+    for step in (0, 1):
+        largest = max(gradient.abs().max() for gradient in one["gradients"][step].values())
+        assert largest > 1e-3 and one["gradients"][step].keys() == two["gradients"][step].keys()
+        for name, gradient in one["gradients"][step].items():
+            torch.testing.assert_close(two["gradients"][step][name], gradient, rtol=0, atol=2e-6 * float(largest), msg=name)
+        for key in ("loss", "phi", "verdict_first_share", "unreadable", "not_admitted", "reward", "frac_reward_zero_std"):
+            assert two["history"][step][key] == pytest.approx(one["history"][step][key], rel=1e-5, abs=1e-6), key
+    for name, weight in one["weights"].items():
+        torch.testing.assert_close(two["weights"][name], weight, rtol=0, atol=1e-5, msg=name)
