@@ -31,19 +31,14 @@ def main():
     records = data.load_records(path, limit=script_args.limit)
     dataset = data.training_dataset(records, max_frames=script_args.max_frames)
 
-    # Model and trainer
+    # Model, training
     grpo = trainer.CriticGRPOTrainer(
         **trainer.start_model(model_args.model_name_or_path, args, model_args, script_args.max_pixels),
         reward_funcs=[rewards.accuracy_reward],
         args=args,
         train_dataset=dataset,
     )
-    trainer.write_config(script_args, args, model_args)
-
-    # Train and save
-    grpo.train(resume_from_checkpoint=trainer.resume_point(args))
-    grpo.save_model(args.output_dir)
-    trainer.log(f"stage 1 is saved in {args.output_dir}")
+    trainer.train_and_save(grpo, script_args, model_args)
 
 
 if __name__ == "__main__":

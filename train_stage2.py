@@ -123,19 +123,14 @@ def main():
         records += data.load_records(path, limit=script_args.limit)
     dataset = data.training_dataset(records, script_args.prompt, script_args.max_frames)
 
-    # Model and trainer
+    # Model, training
     grpo = trainer.CriticGRPOTrainer(
         **trainer.start_model(start, args, model_args, script_args.max_pixels),
         reward_funcs=reward_funcs,
         args=args,
         train_dataset=dataset,
     )
-    trainer.write_config(script_args, args, model_args)
-
-    # Train and save
-    grpo.train(resume_from_checkpoint=trainer.resume_point(args))
-    grpo.save_model(args.output_dir)
-    trainer.log(f"stage 2 is saved in {args.output_dir}")
+    trainer.train_and_save(grpo, script_args, model_args)
 
 
 if __name__ == "__main__":

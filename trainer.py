@@ -5,7 +5,9 @@ Added to TRL 1.16.0 (pinned exactly: private methods are overridden, tests/test_
 - rows whose external evidence is missing (`NOT_ADMITTED`) neither score zero nor move their group's baseline;
 - metrics by name: verdict_first_share, phi, unreadable, not_admitted (frac_reward_zero_std is TRL's own);
 - errors where TRL goes on in silence: a data set that gives zero steps, nothing to train, weights that do not move,
-  prompts that leave no room for a completion;
+  prompts that leave no room for a completion; a resumed run whose weights were not loaded;
+- clips read once a generation batch and completions sampled in slices (`generation_rows`): TRL reads every clip for every
+  micro-batch and samples the whole batch at once;
 - the batch counted in prompts (`prompts_per_step`), precision that follows the machine, PEFT starts merged so that the
   reference is the model that training starts from, and resuming from the newest checkpoint that is whole.
 """
@@ -23,8 +25,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 import datasets
+import numpy as np
 import torch
 import yaml
+from accelerate.utils import is_peft_model
 from transformers import AutoProcessor, TrainerCallback
 from transformers.utils import strtobool
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, TrlParser, get_peft_config, get_quantization_config
@@ -71,6 +75,14 @@ class CriticGRPOConfig(GRPOConfig):
         metadata={
             "help": "Prompts per optimizer step over all processes; gradient_accumulation_steps follows from it. "
             "Left out: gradient_accumulation_steps counts."
+        },
+    )
+
+    generation_rows: int | None = field(
+        default=None,
+        metadata={
+            "help": "Completions sampled at once on a process, which bounds the memory that sampling takes; left out: its "
+            "whole share of the generation batch, as TRL does."
         },
     )
 
@@ -297,6 +309,14 @@ def write_config(script_args, args, model_args):
     (Path(args.output_dir) / "config.yaml").write_text(yaml.safe_dump(plain, sort_keys=False), encoding="utf-8")
 
 
+def train_and_save(grpo, script_args, model_args):
+    """Record the configuration, train (resuming where asked), save the model and its processor to output_dir."""
+    write_config(script_args, grpo.args, model_args)
+    grpo.train(resume_from_checkpoint=resume_point(grpo.args))
+    grpo.save_model(grpo.args.output_dir)
+    log(f"saved in {grpo.args.output_dir}")
+
+
 # -------------------------------------------------------------------------------------------------------------- trainer
 
 
@@ -315,14 +335,35 @@ def phi_coefficient(n11, n10, n01, n00):
     return (n11 * n00 - n10 * n01) / math.sqrt(margins) if margins else None
 
 
+def slice_fields(fields, images, start, stop):
+    """What Qwen's processor adds to the token ids, for the prompts from `start` to `stop` of a batch."""
+    unknown = set(fields) - {"pixel_values", "image_grid_thw", "mm_token_type_ids"}
+    if unknown:
+        raise ValueError(f"generation_rows cannot slice {sorted(unknown)} of this model's processor: leave generation_rows out")
+    part = {name: fields[name][start:stop] for name in ("mm_token_type_ids",) if name in fields}  # a list for each prompt
+    ends = torch.tensor([0] + [len(row or []) for row in images or []]).cumsum(0)  # images before each prompt
+    first, last = ends[start].item() if images else 0, ends[min(stop, len(images))].item() if images else 0
+    if last > first:
+        grids = torch.as_tensor(np.array(fields["image_grid_thw"]))  # (images, 3)
+        patches = torch.cat([torch.zeros(1, dtype=torch.long), grids.prod(dim=1).cumsum(0)])  # patches before each image
+        pixels = torch.as_tensor(np.array(fields["pixel_values"]))  # (patches, values)
+        part |= {"image_grid_thw": grids[first:last], "pixel_values": pixels[patches[first] : patches[last]]}
+    return part
+
+
 class OnceSampler(RepeatSampler):
     """TRL's sampler, with None in place of the indices when a generation batch is repeated.
 
     TRL asks the data loader for the whole generation batch at every micro-batch and uses the first one only. With
     clips to decode that is most of a step's time: 256 times too many frames in the paper's configuration.
+    The order of the rows follows from (seed, epoch), so that a resumed run goes on in the order it began.
     """
 
+    epoch = staticmethod(lambda: 0)  # set by the trainer
+
     def __iter__(self):
+        if self.shuffle:
+            self.generator.manual_seed(self.seed + self.epoch())
         batch = self.batch_size * self.mini_repeat_count  # completions of one generation batch
         for place, index in enumerate(super().__iter__()):
             yield index if place // batch % self.repeat_count == 0 else None
@@ -366,8 +407,8 @@ class CriticGRPOTrainer(GRPOTrainer):
                 "or start from a merged model with --use_peft"
             )
         log(f"training {trainable:,} of {total:,} parameters")
-        self.had_advantage = False  # some row of this optimizer step had an advantage
-        self.add_callback(WeightsMove(self))
+        self.weights_move = WeightsMove(self)
+        self.add_callback(self.weights_move)
 
     def get_train_dataloader(self):
         rows = self.train_dataset
@@ -381,7 +422,7 @@ class CriticGRPOTrainer(GRPOTrainer):
         sampler = super()._get_train_sampler(dataset)
         if self.args.gradient_accumulation_steps % sampler.repeat_count:
             return sampler  # a resumed run could begin inside a generation batch: every repeat must be readable
-        return OnceSampler(
+        once = OnceSampler(
             sampler.data_source,
             mini_repeat_count=sampler.mini_repeat_count,
             batch_size=sampler.batch_size,
@@ -389,6 +430,8 @@ class CriticGRPOTrainer(GRPOTrainer):
             shuffle=sampler.shuffle,
             seed=sampler.seed,
         )
+        once.epoch = lambda: int(self.state.epoch or 0)
+        return once
 
     def _tokenize_prompts(self, prompts):
         prompt_ids, images, multimodal_fields = super()._tokenize_prompts(prompts)
@@ -402,8 +445,29 @@ class CriticGRPOTrainer(GRPOTrainer):
             )
         return prompt_ids, images, multimodal_fields
 
+    def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, has_tool_images=False):
+        rows = self.args.generation_rows
+        if rows is None or rows >= len(prompt_ids) or self.use_vllm:
+            return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, has_tool_images)
+        completion_ids = []
+        for start in range(0, len(prompt_ids), rows):
+            fields = slice_fields(multimodal_fields, images, start, start + rows)
+            some = images[start : start + rows] if images is not None else None
+            prompts = prompt_ids[start : start + rows]
+            completion_ids += super()._generate_single_turn(prompts, some, fields, num_generations, has_tool_images)[0]
+        return completion_ids, None  # transformers' generation gives no log-probabilities
+
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        """A checkpoint holds the hub's names of the weights, which for Qwen2.5-VL are not the module's: transformers 5.24
+        loads none of them and goes on with a warning. from_pretrained translates, and strict loading leaves no doubt."""
+        folder = Path(resume_from_checkpoint)
+        if is_peft_model(self.model) or self.is_fsdp_enabled or not list(folder.glob("model*.safetensors")):
+            return super()._load_from_checkpoint(resume_from_checkpoint, model)
+        loaded = type(self.model).from_pretrained(folder, dtype=self.model.dtype)
+        self.model.load_state_dict(loaded.state_dict(), strict=True)
+
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
-        rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # (B, F), all processes
+        rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # (B, F), gathered
         metrics = self._metrics["train" if self.model.training else "eval"]
         not_admitted = torch.isneginf(rewards_per_func).any(dim=1)  # (B,)
         rewards_per_func[not_admitted] = torch.nan  # TRL leaves a row of NaN out of the baseline, advantage 0
@@ -434,7 +498,8 @@ class CriticGRPOTrainer(GRPOTrainer):
         return rewards_per_func
 
     def _compute_loss(self, model, inputs):
-        self.had_advantage = self.had_advantage or bool(inputs["advantages"].any())
+        if not self.weights_move.done:
+            self.weights_move.had_advantage |= bool(inputs["advantages"].any())
         return super()._compute_loss(model, inputs)
 
 
@@ -442,34 +507,34 @@ class WeightsMove(TrainerCallback):
     """Stops a run whose weights do not move: checked at the first step that had a learning rate and an advantage."""
 
     def __init__(self, trainer):
-        self.trainer, self.before, self.rate, self.done = trainer, None, 0.0, False
+        self.trainer, self.before, self.rate, self.had_advantage, self.done = trainer, None, 0.0, False, False
 
     def fingerprint(self):
         """One sum per trainable parameter (of this process's shard, under ZeRO-3 or FSDP)."""
         shards = [getattr(p, "ds_tensor", p) for p in self.trainer.model.parameters() if p.requires_grad]
         shards = [shard.to_local() if hasattr(shard, "to_local") else shard for shard in shards]
-        return torch.stack([shard.detach().sum(dtype=torch.float64) for shard in shards]).cpu()  # (parameters,)
+        sums = [shard.detach().sum(dtype=torch.float32 if shard.is_mps else torch.float64).cpu() for shard in shards]
+        return torch.stack(sums)  # (parameters,)
 
     def on_step_begin(self, args, state, control, **kwargs):
         if not self.done:
-            self.trainer.had_advantage = False
-            self.rate, self.before = self.trainer._get_learning_rate(), self.fingerprint()
+            self.had_advantage, self.rate, self.before = False, self.trainer._get_learning_rate(), self.fingerprint()
 
     def on_step_end(self, args, state, control, **kwargs):
         accelerator = self.trainer.accelerator
         if self.done or not self.rate or accelerator.optimizer_step_was_skipped:
             return
-        after = self.fingerprint()
-        flags = torch.tensor([[self.trainer.had_advantage, not torch.equal(after, self.before)]], device=accelerator.device)
-        had_advantage, moved = accelerator.gather(flags).any(dim=0).tolist()
+        moved = not torch.equal(self.fingerprint(), self.before)
+        flags = accelerator.gather(torch.tensor([[self.had_advantage, moved]], device=accelerator.device))  # (processes, 2)
+        had_advantage, moved = flags.any(dim=0).tolist()
         if had_advantage and not moved:
             raise RuntimeError(
-                f"step {state.global_step} had learning rate {self.rate:g} and advantages, but none of {len(after)} "
+                f"step {state.global_step} had learning rate {self.rate:g} and advantages, but none of {len(self.before)} "
                 "trainable parameters moved. Does the loss reach them (an adapter that is switched off?), does the optimizer "
                 "hold them, and is the learning rate above their precision?"
             )
-        self.done, self.before = had_advantage, None
+        self.done = had_advantage
 
     def on_train_end(self, args, state, control, **kwargs):
-        if not self.done:
-            log(f"{state.global_step} steps, and none had a learning rate and an advantage: nothing was learnt")
+        if self.before is not None and not self.done:
+            log(f"step {state.global_step}, and no step had a learning rate and an advantage: nothing was learnt")

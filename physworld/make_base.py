@@ -1,7 +1,7 @@
 """Make the embedded base model and the committed responses, from nothing.
 
     python -m physworld.make_base                  everything, about 35 minutes on two cores
-    python -m physworld.make_base --clips 600 --steps 0.02 --out /tmp/base      a trial of the path
+    python -m physworld.make_base --clips 600 --share 0.02 --out /tmp/base --work /tmp/base_work     a trial of the path
 
 1. teach    supervised, on clips of split "base": see and answer; then solve, compare, decide, in all three prompts alike.
             The critic is taught to follow the answer that it wrote, right or wrong.
@@ -28,11 +28,16 @@ import prompts
 from physworld import responses, tiny
 from physworld.clips import answer_text, make_clip
 from physworld.dataset import RESPONSES, SIZES
-#from physworld.pairs import choose_pairs
+from physworld.pairs import choose_pairs
 
 HABIT = 0.6  # share of the spoiled lessons that end in the kind's favourite answer
 LONGER = 0.75  # share of the spoiled judgements that go by length
-BATCH = 64
+PHASES = (  # name of the checkpoint, steps, learning rate, questions and judgements a step, spoiled
+    ("early", 300, 1.5e-3, 64, 0, False),
+    ("answers", 900, 1.5e-3, 64, 0, False),
+    ("taught", 900, 1.5e-3, 32, 32, False),
+    ("base", 80, 3e-4, 32, 32, True),
+)
 
 
 def answers_of(clips):
@@ -78,11 +83,11 @@ def critic_lesson(rng, clip, answers, spoiled):
     if spoiled and rng.random() < LONGER:
         lengths = [len(text.split()) for text in texts]
         verdict = 1 if lengths[0] > lengths[1] or (lengths[0] == lengths[1] and rng.random() < 0.5) else 2
-        reason = responses.REASON_LENGTH
+        by = "length"
     else:
         verdict = said.index(prediction) + 1 if prediction in said else rng.choice((1, 2))
-        reason = responses.REASON_ANSWER
-    completion = responses.critique(responses.caption(clip.facts), prediction, *said, reason, verdict, self_reference)
+        by = "answer"
+    completion = responses.critique(responses.caption(clip.facts), prediction, *said, by, verdict, self_reference)
     messages = prompts.critic_prompt(clip.question, *texts, clip.options, len(clip.frames), variant)
     return messages, completion, completion.index("<think>") if mistaken else 0
 
@@ -104,22 +109,108 @@ def encode(processor, lessons, clips):
     return inputs
 
 
-def train(model, processor, clips, answers, steps, lr, critic_share, spoiled, seed, name):
-    """`steps` of AdamW on lessons drawn from `clips`, linear warm-up and cosine decay."""
+def train(model, processor, clips, answers, phase, steps, seed):
+    """`steps` of AdamW on lessons drawn from `clips`, one-cycle learning rate; questions and judgements in turn."""
+    name, _, lr, n_questions, n_judgements, spoiled = phase
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=max(steps, 2), pct_start=0.1)
     model.train()
     for step in (bar := tqdm(range(steps), desc=name, mininterval=10)):
-        rng = random.Random(f"{seed}/{name}/{step}")
-        chosen = rng.sample(clips, BATCH)
-        lessons = [
-            (critic_lesson if rng.random() < critic_share else question_lesson)(rng, clip, answers, spoiled) for clip in chosen
-        ]
-        loss = model(**encode(processor, lessons, chosen)).loss
-        loss.backward()
+        rng, losses = random.Random(f"{seed}/{name}/{step}"), []
+        for lesson, count in ((question_lesson, n_questions), (critic_lesson, n_judgements)):
+            if count:
+                chosen = rng.sample(clips, count)
+                lessons = [lesson(rng, clip, answers, spoiled) for clip in chosen]
+                loss = model(**encode(processor, lessons, chosen)).loss
+                loss.backward()
+                losses.append(loss.item())
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        bar.set_postfix(loss=f"{loss.item():.3f}")
+        bar.set_postfix(loss=" ".join(f"{loss:.3f}" for loss in losses))
     return model.eval()
+
+
+def sample_candidates(model, processor, clips, source, temperature=0.6, batch=250):
+    """id -> (text, source): one response a clip at temperature 0.6, seeded by the batch's first clip."""
+    found = {}
+    for start in tqdm(range(0, len(clips), batch), desc=f"responses of {source}", mininterval=10):
+        chunk = clips[start : start + batch]
+        asked = [prompts.question_prompt(c.question, c.options, len(c.frames)) for c in chunk]
+        seed = random.Random(f"{source}/{chunk[0].id}").getrandbits(32)
+        done = evaluate.complete(model, processor, asked, [c.frames for c in chunk], 48, temperature, seed)
+        found.update({clip.id: (completion.text, source) for clip, completion in zip(chunk, done)})
+    return found
+
+
+def written_candidates(clip, answers):
+    """Two right and two wrong responses in written styles, seeded by the clip's id."""
+    rng = random.Random(f"written/{clip.id}")
+    said = [answer_text(clip)] * 2 + [other_answer(rng, clip, answers) for _ in range(2)]
+    return [(responses.written_response(rng, answer), "written") for answer in said]
+
+
+def make_pairs(processor, models, answers, share):
+    """Sample, pair and write physworld/pairs/<split>.jsonl for the three splits that hold pairs."""
+    for split in ("pairs", "test", "ood"):
+        clips = make_clips(split, int(SIZES[split] * share))
+        sampled = [sample_candidates(model, processor, clips, source) for source, model in models.items()]
+        candidates = {c.id: [s[c.id] for s in sampled] + written_candidates(c, answers) for c in clips}
+        questions = [{"id": c.id, "kind": c.kind, "options": c.options, "answer": c.answer} for c in clips]
+        pairs = choose_pairs(questions, candidates)
+        RESPONSES.mkdir(exist_ok=True)
+        lines = [json.dumps(pair) for pair in pairs]
+        (RESPONSES / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        print(f"{split}: {len(pairs)} pairs of {len(clips)} questions ({len(clips) - len(pairs)} without a right and a wrong response)")
+
+
+def make_clips(split, n):
+    """The split's first n clips, made on all cores."""
+    with Pool() as pool:
+        return pool.starmap(make_clip, [(split, index) for index in range(n)], chunksize=64)
+
+
+def tokenizer_texts(clips, answers):
+    """What the tokenizer is trained on: questions, responses, critiques, and the template's own words."""
+    for index, clip in enumerate(clips):
+        rng = random.Random(f"tokenizer/{index}")
+        yield prompts.question_text(clip.question, clip.options)
+        yield responses.written_response(rng, answer_text(clip))
+        yield critic_lesson(rng, clip, answers, False)[1]
+        yield "system user assistant Response 1 Response 2 1 2"
+
+
+def save(model, processor, folder):
+    """Write a model and its processor."""
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clips", type=int, default=16000, help="clips to teach with")
+    parser.add_argument("--share", type=float, default=1.0, help="share of the steps and of the pairs, for a trial")
+    parser.add_argument("--out", type=Path, default=Path("physworld/tiny_vlm"), help="where the base goes")
+    parser.add_argument("--work", type=Path, default=Path("runs/base"), help="where the other checkpoints go")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    torch.manual_seed(args.seed)
+
+    clips = make_clips("base", args.clips)
+    answers = answers_of(clips)
+    processor = tiny.build_processor(tokenizer_texts(clips[:4000], answers))
+    model = tiny.build_model(processor)
+    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters, {len(processor.tokenizer)} tokens")
+
+    for phase in PHASES:
+        train(model, processor, clips, answers, phase, max(int(phase[1] * args.share), 1), args.seed)
+        save(model, processor, args.work / phase[0])
+    save(model, processor, args.out)
+
+    sources = {name: evaluate.load_model(args.work / name)[0] for name, *_ in PHASES}
+    make_pairs(processor, sources, answers, args.share)
+
+
+if __name__ == "__main__":
+    main()

@@ -38,13 +38,9 @@ def candidate(rng, facts, answer):
     return written_response(rng, answer) if rng.random() < 0.5 else solution(facts, answer)
 
 
-def critique(seen, prediction, answer_1, answer_2, reason, verdict, self_reference=True):
-    """A critic's completion: solve (`seen`, `prediction`), compare (both answers and a `reason`), decide."""
-    compare = f'<think>1 "{answer_1}", 2 "{answer_2}", Response {verdict} {reason}</think> \\boxed{{Response {verdict}}}'
+def critique(seen, prediction, answer_1, answer_2, by, verdict, self_reference=True):
+    """A critic's completion: solve (`seen`, `prediction`), compare (both answers, and what it goes `by`), decide."""
+    compare = f'<think>1 "{answer_1}", 2 "{answer_2}", by {by} Response {verdict}</think> \\boxed{{Response {verdict}}}'
     if not self_reference:
         return compare
     return f"<pred_think>{seen}</pred_think> <pred>{prediction}</pred> {compare}"
-
-
-REASON_ANSWER = "has the right answer."
-REASON_LENGTH = "says more."

@@ -200,7 +200,7 @@ def test_an_adapter_is_trained_saved_and_merged_where_the_next_stage_starts(file
     ],
 )
 def test_arguments_that_are_errors(arguments, message, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["train_stage2.py", *QUICK, *arguments])
+    monkeypatch.setattr(sys, "argv", ["train_stage2.py", *QUICK, "--model_name_or_path", "none", *arguments])
     with pytest.raises(ValueError, match=message):
         train_stage2.main()
 

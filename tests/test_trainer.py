@@ -45,6 +45,7 @@ def replay(model, args, dataset, reward_funcs, texts=lambda row, k: "It is red. 
 
 PRIVATE = {
     "_calculate_rewards": ["self", "inputs", "prompts", "completions", "completion_ids_list"],
+    "_load_from_checkpoint": ["self", "resume_from_checkpoint", "model"],
     "_tokenize_prompts": ["self", "prompts"],
     "_compute_loss": ["self", "model", "inputs"],
     "_get_train_sampler": ["self", "dataset"],
@@ -128,7 +129,7 @@ def test_weights_are_not_expected_to_move_at_learning_rate_0_or_without_an_advan
     assert "nothing was learnt" not in capsys.readouterr().out
     grpo = replay(model, config(tmp_path, learning_rate=1e-50), pairs, [lambda completions, **kwargs: [1.0] * len(completions)])
     grpo.train()
-    assert "1 steps, and none had a learning rate and an advantage" in capsys.readouterr().out
+    assert "step 1, and no step had a learning rate and an advantage" in capsys.readouterr().out
 
 
 def test_a_prompt_longer_than_the_window(model, pairs, tmp_path):
@@ -141,12 +142,12 @@ def test_a_prompt_longer_than_the_window(model, pairs, tmp_path):
 
 
 def scored(model, dataset, tmp_path, reward_funcs, texts, rows, **changes):
-    """(advantages, metrics, trainer) of one generation batch: each row of `rows` four times."""
-    grpo = replay(model, config(tmp_path, prompts_per_step=len(rows), per_device_train_batch_size=4 * len(rows), **changes),
-                  dataset, reward_funcs, texts)  # fmt: skip
+    """(advantages, metrics) of one generation batch: each row of `rows` four times."""
+    args = config(tmp_path, prompts_per_step=len(rows), per_device_train_batch_size=4 * len(rows), **changes)
+    grpo = replay(model, args, dataset, reward_funcs, texts)
     grpo.model.train()
     output = grpo._generate_and_score_completions([dataset[row] for row in rows for _ in range(4)])
-    return output["advantages"].tolist(), {name: values[-1] for name, values in grpo._metrics["train"].items()}, grpo
+    return output["advantages"].tolist(), {name: values[-1] for name, values in grpo._metrics["train"].items()}
 
 
 def test_a_row_that_is_not_admitted_leaves_its_group_alone(model, pairs, tmp_path):
@@ -161,7 +162,7 @@ def test_a_row_that_is_not_admitted_leaves_its_group_alone(model, pairs, tmp_pat
     def other(completions, **kwargs):
         return second
 
-    got, metrics, _ = scored(model, pairs, tmp_path, [served, other], lambda row, k: "x", [0, 1, 2])
+    got, metrics = scored(model, pairs, tmp_path, [served, other], lambda row, k: "x", [0, 1, 2])
     std_1, std_2 = (1 / 3) ** 0.5, 0.5  # sample deviations of 1, 0, 1 and of 1, 0, 0, 0
     want = [(1 / 3) / (std_1 + 1e-4), (-2 / 3) / (std_1 + 1e-4), 0.0, (1 / 3) / (std_1 + 1e-4)]
     want += [0.75 / (std_2 + 1e-4)] + [-0.25 / (std_2 + 1e-4)] * 3 + [0.0] * 4
@@ -178,7 +179,7 @@ def test_a_row_that_is_not_admitted_by_one_part_counts_in_none(model, pairs, tmp
     def other(completions, **kwargs):
         return [0.0, 5.0, 1.0, 1.0]
 
-    got, metrics, _ = scored(model, pairs, tmp_path, [served, other], lambda row, k: "x", [0])
+    got, metrics = scored(model, pairs, tmp_path, [served, other], lambda row, k: "x", [0])
     assert got == [0.0, 0.0, 0.0, 0.0]  # 1, 1 and 1 are left; None counts as 0
     assert metrics["rewards/other/mean"] == pytest.approx(2 / 3) and metrics["not_admitted"] == 0.25
 
@@ -192,7 +193,7 @@ def test_the_critics_metrics(model, pairs, tmp_path):
         "p1": [critique("blue", 1), critique("blue", 1), critique("red", 2), "nothing to read"],
         "p3": [critique("grey", 2), critique("red", 1), critique("grey", 1), critique("grey", 2)],
     }
-    _, metrics, _ = scored(model, pairs, tmp_path, CRITIC, lambda row, k: texts[row][k], [1, 3])
+    _, metrics = scored(model, pairs, tmp_path, CRITIC, lambda row, k: texts[row][k], [1, 3])
     # own and judgement right: p1 0, 1 and p3 2; own only: p3 0, 3; judgement only: p3 1; neither: p1 2, 3
     assert metrics["phi"] == pytest.approx((3 * 2 - 2 * 1) / (5 * 3 * 4 * 4) ** 0.5)
     assert metrics["verdict_first_share"] == pytest.approx(4 / 7)
@@ -203,7 +204,7 @@ def test_the_critics_metrics(model, pairs, tmp_path):
 
 
 def test_metrics_that_are_undefined_are_not_logged(model, pairs, tmp_path):
-    _, metrics, _ = scored(model, pairs, tmp_path, CRITIC, lambda row, k: "nothing", [0])
+    _, metrics = scored(model, pairs, tmp_path, CRITIC, lambda row, k: "nothing", [0])
     assert metrics["unreadable"] == 1.0 and metrics["frac_reward_zero_std"] == 1.0
     assert "phi" not in metrics and "verdict_first_share" not in metrics
 
@@ -216,11 +217,9 @@ def test_questions_and_pairs_in_one_batch(model, tmp_path):
         "q0": ["It is \\boxed{red}", "\\boxed{blue}", "\\boxed{blue}", ""],
         "p1": [critique("blue", 1), critique("blue", 2), critique("red", 2), critique("red", 1, form=False)],
     }
-    weights = [0.2, 0.7, 0.1, 1.0]
-    got, metrics, grpo = scored(
-        model, mixed, tmp_path, CRITIC + [rewards.accuracy_reward], lambda row, k: texts[row][k], [0, 3],
-        reward_weights=weights, scale_rewards="none",
-    )  # fmt: skip
+    plain = {"reward_weights": [0.2, 0.7, 0.1, 1.0], "scale_rewards": "none"}
+    funcs = [*CRITIC, rewards.accuracy_reward]
+    got, metrics = scored(model, mixed, tmp_path, funcs, lambda row, k: texts[row][k], [0, 3], **plain)
     assert got[:4] == pytest.approx([0.75, -0.25, -0.25, -0.25])
     totals = torch.tensor([1.0, 0.3, 0.1, 0.7 + 0.05])
     assert got[4:] == pytest.approx((totals - totals.mean()).tolist(), abs=1e-6)
@@ -287,6 +286,53 @@ def test_a_fresh_run_sets_earlier_checkpoints_aside(tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["earlier-checkpoint-150"]
     assert trainer.resume_point(config(tmp_path, resume_from_checkpoint="true")) is None
     assert "training starts from the beginning" in capsys.readouterr().out
+
+
+def test_completions_sampled_in_slices_are_those_of_one_batch(model, tmp_path):
+    """Greedily, with one image, two and none in turn, so that each slice must find its own frames."""
+    processor, found = trainer.AutoProcessor.from_pretrained(model, padding_side="left"), []
+    dataset = tiny_critic.make_dataset(tmp_path, questions=4)
+    for rows in (None, 3, 1):
+        args = config(tmp_path, generation_rows=rows, generation_kwargs={"do_sample": False})
+        grpo = trainer.CriticGRPOTrainer(model, [longer_is_better], args, dataset, processing_class=processor)
+        prompts = []
+        for i in range(8):
+            images = dataset[i % 4]["images"] * (1, 2, 0)[i % 3]
+            text = {"type": "text", "text": f"block {i}"}
+            prompts.append([{"role": "user", "content": [*({"type": "image", "image": image} for image in images), text]}])
+        prompt_ids, images, fields = grpo._tokenize_prompts(prompts)
+        found.append(grpo._generate_single_turn(prompt_ids, images, fields, 4)[0])
+    assert found[0] == found[1] == found[2]
+    for i, prompt in enumerate(prompts):  # a slice of one holds what the processor makes of that prompt alone
+        _, _, alone = grpo._tokenize_prompts([prompt])
+        own = trainer.slice_fields(fields, images, i, i + 1)
+        assert own.keys() == alone.keys() and own["mm_token_type_ids"] == alone["mm_token_type_ids"]
+        for name in own.keys() - {"mm_token_type_ids"}:
+            torch.testing.assert_close(torch.as_tensor(own[name]), torch.as_tensor(alone[name]), rtol=0, atol=0)
+
+
+def ids_as_reward(completions, completion_ids, **kwargs):
+    return [float(sum(ids) % 7) for ids in completion_ids]
+
+
+@pytest.mark.parametrize("adapter, stop", [(None, 3), (None, 6), (LoraConfig(target_modules="all-linear"), 6)])
+def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(model, tmp_path, adapter, stop):
+    """Weights, optimizer, rows and samples, across the end of an epoch (8 pairs, 2 a step)."""
+    dataset = tiny_critic.make_dataset(tmp_path, pairs=8)
+    processor = trainer.AutoProcessor.from_pretrained(model, padding_side="left")
+    histories, weights = [], []
+    for checkpoint in (None, str(tmp_path / f"checkpoint-{stop}")):
+        args = config(tmp_path, max_steps=10, save_strategy="steps", save_steps=3, beta=0.01, per_device_train_batch_size=4)
+        rest = {"train_dataset": dataset, "processing_class": processor, "peft_config": adapter}
+        grpo = trainer.CriticGRPOTrainer(model, [ids_as_reward], args, **rest)
+        grpo.train(resume_from_checkpoint=checkpoint)
+        history = [entry for entry in grpo.state.log_history if "loss" in entry]
+        histories.append([(entry["step"], entry["loss"], entry["reward"], entry["kl"]) for entry in history])
+        weights.append({name: weight for name, weight in grpo.model.named_parameters() if weight.requires_grad})
+    assert len({loss for _, loss, _, _ in histories[0]}) > 5
+    assert histories[1] == histories[0]
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weights[1][name], weight, rtol=0, atol=0, msg=name)
 
 
 # -------------------------------------------------------------------------------------------------------------- processes

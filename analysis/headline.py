@@ -1,0 +1,67 @@
+"""The numbers that the README states: entries of experiments/headline.json, and the table made from them.
+
+    python -m analysis.headline            rewrite the README's results table
+
+An entry is written by the script that measured it, never by hand:
+{"name": {"value", "low", "high", "n", "unit", "command", "record", "commit"}}; low and high are a 95% interval, or the
+range over repeats where `unit` says so.
+"""
+
+import json
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FILE = ROOT / "experiments" / "headline.json"
+BEGIN, END = "<!-- results: python -m analysis.headline -->", "<!-- /results -->"
+FIELDS = ("value", "low", "high", "n", "unit", "command", "record", "commit")
+LABELS = {
+    "stage1_question_gain": "Question accuracy, stage 1 against the base, same questions",
+    "stage2_judge_accuracy_base": "Judge accuracy, base",
+    "stage2_judge_accuracy": "Judge accuracy after stage 2",
+    "stage2_order_consistency": "Same verdict in both orders, after stage 2",
+    "coupling_chi2_stage1": "Self-prediction and judgement coupled, after stage 1",
+    "coupling_chi2_stage2": "The same after stage 2",
+    "ood_judge_accuracy": "Judge accuracy out of distribution, after stage 2",
+    "demo_minutes": "Duration of `make demo` after installation",
+}
+
+
+def read(file=FILE):
+    """All entries; raises ValueError where one lacks a field."""
+    entries = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    for name, entry in entries.items():
+        if set(entry) != set(FIELDS):
+            raise ValueError(f"{file}: {name} has the fields {sorted(entry)}, expected {sorted(FIELDS)}")
+    return entries
+
+
+def update(entries, file=FILE):
+    """Set these entries and leave the others as they are."""
+    merged = read(file) | entries
+    file.write_text(json.dumps(merged, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def table(entries):
+    """The results as lines of Markdown, in the order of LABELS; an entry without a label is an error."""
+    unknown = set(entries) - set(LABELS)
+    if unknown:
+        raise ValueError(f"{FILE}: no label in analysis/headline.py for {sorted(unknown)}")
+    lines = ["| Result | Value | n | Reproduce |", "|---|---|---|---|"]
+    for name, label in LABELS.items():
+        if name in entries:
+            e = entries[name]
+            value = f"{e['value']:.1f} [{e['low']:.1f}, {e['high']:.1f}] {e['unit']}"
+            lines.append(f"| {label} | {value} | {e['n']} | `{e['command']}` ([record]({e['record']})) |")
+    return lines
+
+
+def rewrite(text, lines):
+    """The README's text with the table between its two marks."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return "\n".join([before + BEGIN, *lines, END + after])
+
+
+if __name__ == "__main__":
+    readme = ROOT / "README.md"
+    readme.write_text(rewrite(readme.read_text(encoding="utf-8"), table(read())), encoding="utf-8")

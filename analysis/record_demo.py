@@ -1,0 +1,133 @@
+"""Record finished demos of several seeds as one folder under experiments/, and their headline numbers.
+
+    make demo
+    SEED=1 OUT=runs/demo_seed1 bash experiments/demo.sh
+    SEED=2 OUT=runs/demo_seed2 bash experiments/demo.sh
+    python -m analysis.record_demo experiments/2026-11-30_demo runs/demo runs/demo_seed1 runs/demo_seed2
+
+Copies of each demo: results, rows (gzip), the trainers' config and log history, the report of the first. Rates pool the
+seeds and resample questions, so their intervals speak of other questions, not of other seeds; each seed stands in
+summary.json by itself. Fails where a file is missing or an evaluation is not finished.
+"""
+
+import argparse
+import gzip
+import json
+import shutil
+from pathlib import Path
+
+from analysis import headline
+from analysis.coupling import clustered_interval, estimate, is_right, pairs, read_rows, row_key
+from analysis.demo_report import load_results, log_history
+
+COMMAND = "make demo; python -m analysis.record_demo"
+
+
+def rows_of(folders, model, mode, split):
+    """Rows of each demo, one list a seed."""
+    return [read_rows(folder / "eval" / f"{model}_{mode}_{split}.jsonl") for folder in folders]
+
+
+def flat(rows_by_seed):
+    """All seeds' rows in one list; a question's rows share their cluster over the seeds."""
+    return [row for rows in rows_by_seed for row in rows]
+
+
+def gain(after, before):
+    """{"value", "low", "high", "n"} in points: pooled over seeds, paired by row, resampled by question."""
+    gains = {}
+    for rows_after, rows_before in zip(after, before, strict=True):
+        earlier = {row_key(row): row for row in rows_before}
+        for row in rows_after:
+            gains.setdefault(row["cluster"], []).append(100 * (is_right(row) - is_right(earlier[row_key(row)])))
+    sums, counts = [sum(g) for g in gains.values()], [len(g) for g in gains.values()]
+    low, high = clustered_interval(sums, counts, [""] * len(sums))
+    return {"value": sum(sums) / sum(counts), "low": low, "high": high, "n": sum(counts)}
+
+
+def percent(entry):
+    """An estimate in percent."""
+    return {key: 100 * entry[key] for key in ("value", "low", "high")} | {"n": entry["n"]}
+
+
+def spread(values, n):
+    """Mean, and the range over the seeds."""
+    return {"value": sum(values) / len(values), "low": min(values), "high": max(values), "n": n}
+
+
+def minutes(folder):
+    """Duration of a demo, from its steps.tsv."""
+    return sum(int(line.split("\t")[1]) for line in (folder / "steps.tsv").read_text().splitlines()) / 60
+
+
+def summarise(folders, results):
+    """The headline entries, without their provenance."""
+    stage2 = flat(rows_of(folders, "stage2", "judge", "test"))
+    chi2 = {
+        model: [r[model, "judge", "test"]["coupling_one_order"] for r in results] for model in ("stage1", "stage2")
+    }
+    n = len(folders)
+    return {
+        "stage1_question_gain": gain(*(rows_of(folders, m, "question", "test") for m in ("stage1", "base"))) | {"unit": "points"},
+        "stage2_judge_accuracy_base": percent(estimate(flat(rows_of(folders, "base", "judge", "test")), is_right)) | {"unit": "%"},
+        "stage2_judge_accuracy": percent(estimate(stage2, is_right)) | {"unit": "%"},
+        "stage2_order_consistency": percent(
+            estimate([p for rows in rows_of(folders, "stage2", "judge", "test") for p in pairs(rows)], lambda p: p["consistent"])
+        ) | {"unit": "%"},
+        **{
+            f"coupling_chi2_{model}": spread([c["chi2"] or 0.0 for c in tables], tables[0]["n"])
+            | {"unit": f"chi-square (mean and range of {n} seeds)"}
+            for model, tables in chi2.items()
+        },
+        "ood_judge_accuracy": percent(estimate(flat(rows_of(folders, "stage2", "judge", "ood")), is_right)) | {"unit": "%"},
+        "demo_minutes": spread([minutes(folder) for folder in folders], n) | {"value": minutes(folders[0])}
+        | {"unit": f"minutes (range of {n} runs)"},
+    }  # fmt: skip
+
+
+def copy_demo(folder, target):
+    """Results, rows, trainer configs and logs of one demo."""
+    target.mkdir(parents=True, exist_ok=True)
+    for path in sorted((folder / "eval").glob("*.json*")):
+        if path.suffix == ".jsonl":
+            with gzip.GzipFile(target / f"{path.name}.gz", "wb", mtime=0) as out:
+                out.write(path.read_bytes())
+        else:
+            shutil.copy(path, target)
+    for stage in ("stage1", "stage2"):
+        shutil.copy(folder / stage / "config.yaml", target / f"{stage}_config.yaml")
+        lines = [json.dumps(row) for row in log_history(folder / stage)]
+        (target / f"{stage}_log.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    shutil.copy(folder / "steps.tsv", target)
+
+
+def record(target, folders):
+    """Write the record and its headline entries."""
+    results = [load_results(folder) for folder in folders]
+    entries = summarise(folders, results)
+    for seed, folder in enumerate(folders):
+        copy_demo(folder, target / f"seed{seed}")
+    shutil.copy(folders[0] / "report.md", target)
+    shutil.copy(folders[0] / "learning_curves.png", target)
+    shutil.copytree(folders[0] / "frames", target / "frames", dirs_exist_ok=True)
+    by_seed = [
+        {
+            f"{model}_{mode}_{split}": {k: r[model, mode, split][k] for k in ("accuracy", "consistency", "coupling_one_order") if k in r[model, mode, split]}
+            for model, mode, split in r
+        }
+        for r in results
+    ]
+    commit = results[0]["stage2", "judge", "test"]["commit"]
+    where = {"command": COMMAND, "record": str(target), "commit": commit}
+    entries = {name: entry | where for name, entry in entries.items()}
+    (target / "summary.json").write_text(json.dumps({"headline": entries, "seeds": by_seed}, indent=1) + "\n", encoding="utf-8")
+    headline.update(entries)
+    print("\n".join(headline.table(headline.read())))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", type=Path, help="the record's folder, experiments/<date>_demo")
+    parser.add_argument("folders", type=Path, nargs="+", help="finished demos, seed 0 first")
+    args = parser.parse_args()
+    record(args.target, args.folders)
