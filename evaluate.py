@@ -34,7 +34,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 import data
 import prompts
 import rewards
-from analysis.coupling import chi2_p, is_right, paired_difference, read_rows, row_key, summarise
+from analysis.coupling import chi2_p, paired_difference, read_rows, row_key, summarise
 
 __all__ = ["Completion", "chi2_p", "complete", "evaluate", "load_model", "paired_difference"]
 

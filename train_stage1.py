@@ -18,27 +18,28 @@ Leaves in output_dir: the model and its processor, config.yaml, checkpoints, com
 import sys
 
 import data
+import launch
 import rewards
 import trainer
 
 
 def main():
-    script_args, args, model_args = trainer.parse(trainer.DataArguments, "experiments/physworld_stage1.yaml")
-    trainer.log(f"stage 1 starts from {model_args.model_name_or_path}")
+    script_args, args, model_args = launch.parse(launch.DataArguments, "experiments/physworld_stage1.yaml")
+    launch.log(f"stage 1 starts from {model_args.model_name_or_path}")
 
     # Data
-    path = trainer.local_path(script_args.dataset or trainer.physworld_file(args, "questions", "train"))
+    path = launch.local_path(script_args.dataset or launch.physworld_file(args, "questions", "train"))
     records = data.load_records(path, limit=script_args.limit)
     dataset = data.training_dataset(records, max_frames=script_args.max_frames)
 
     # Model, training
     grpo = trainer.CriticGRPOTrainer(
-        **trainer.start_model(model_args.model_name_or_path, args, model_args, script_args.max_pixels),
+        **launch.start_model(model_args.model_name_or_path, args, model_args, script_args.max_pixels),
         reward_funcs=[rewards.accuracy_reward],
         args=args,
         train_dataset=dataset,
     )
-    trainer.train_and_save(grpo, script_args, model_args)
+    launch.train_and_save(grpo, script_args, model_args)
 
 
 if __name__ == "__main__":

@@ -27,12 +27,13 @@ from pathlib import Path
 from typing import Literal
 
 import data
+import launch
 import rewards
 import trainer
 
 
 @dataclass
-class ScriptArguments(trainer.DataArguments):
+class ScriptArguments(launch.DataArguments):
     """Stage 2 reads pairs, and with --mixed questions too."""
 
     stage1: str = field(
@@ -84,7 +85,7 @@ def resolve_start(model_name_or_path, stage1, base):
     """Where stage 2 starts: the model given, else stage 1's output where it exists, else the base."""
     if model_name_or_path is not None:
         return model_name_or_path
-    directory = Path(trainer.local_path(stage1))
+    directory = Path(launch.local_path(stage1))
     if not directory.is_dir():
         return base
     if not (directory / "config.json").is_file() and not (directory / "adapter_config.json").is_file():
@@ -96,9 +97,9 @@ def resolve_start(model_name_or_path, stage1, base):
 
 
 def main():
-    script_args, args, model_args = trainer.parse(ScriptArguments, "experiments/physworld_stage2.yaml")
+    script_args, args, model_args = launch.parse(ScriptArguments, "experiments/physworld_stage2.yaml")
     start = resolve_start(model_args.model_name_or_path, script_args.stage1, script_args.base)
-    trainer.log(f"stage 2 starts from {start}")
+    launch.log(f"stage 2 starts from {start}")
     if args.reward_weights is not None:
         raise ValueError("reward_weights follow from alpha_sp, alpha_crit and alpha_form: give those instead")
 
@@ -107,30 +108,30 @@ def main():
     form = {"strict": rewards.format_reward, "presence": rewards.presence_format_reward}[script_args.format]
     parts = list(zip([rewards.self_prediction_reward, rewards.judgement_reward, form], alphas))
     if script_args.prompt == "no_self_ref":
-        trainer.log("the prompt asks for no self-prediction: self_prediction_reward does not apply and is left out")
+        launch.log("the prompt asks for no self-prediction: self_prediction_reward does not apply and is left out")
         parts = parts[1:]
     if script_args.mixed:
         parts.append((rewards.accuracy_reward, 1.0))
     reward_funcs, args.reward_weights = [func for func, _ in parts], [weight for _, weight in parts]
     for func, weight in parts:
-        trainer.log(f"reward {func.__name__}, weight {weight:g}")
+        launch.log(f"reward {func.__name__}, weight {weight:g}")
 
     # Data
-    path = trainer.local_path(script_args.dataset or trainer.physworld_file(args, "pairs", "pairs"))
+    path = launch.local_path(script_args.dataset or launch.physworld_file(args, "pairs", "pairs"))
     records = data.load_records(path, pair=True, limit=script_args.limit)
     if script_args.mixed:
-        path = trainer.local_path(script_args.questions or trainer.physworld_file(args, "questions", "train"))
+        path = launch.local_path(script_args.questions or launch.physworld_file(args, "questions", "train"))
         records += data.load_records(path, limit=script_args.limit)
     dataset = data.training_dataset(records, script_args.prompt, script_args.max_frames)
 
     # Model, training
     grpo = trainer.CriticGRPOTrainer(
-        **trainer.start_model(start, args, model_args, script_args.max_pixels),
+        **launch.start_model(start, args, model_args, script_args.max_pixels),
         reward_funcs=reward_funcs,
         args=args,
         train_dataset=dataset,
     )
-    trainer.train_and_save(grpo, script_args, model_args)
+    launch.train_and_save(grpo, script_args, model_args)
 
 
 if __name__ == "__main__":

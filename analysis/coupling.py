@@ -139,6 +139,11 @@ def first_shown(row):
     return None if row["verdict"] is None else str(row["verdict"]) == row["order"][0]
 
 
+def prefers_longer(row):
+    """Whether the verdict is for the longer response; None where there is no verdict, or no longer one."""
+    return None if None in (row["verdict"], row["longer"]) else row["verdict"] == row["longer"]
+
+
 def pairs(rows):
     """One {"suite", "cluster", "consistent"} per pair: the same response preferred in both orders, both readable."""
     verdicts = {}
@@ -165,9 +170,7 @@ def summarise(rows, mode):
         summary |= {
             "consistency": estimate(pairs(rows), lambda pair: pair["consistent"]),
             "first_share": estimate(rows, first_shown),
-            "longer_share": estimate(
-                rows, lambda r: None if None in (r["verdict"], r["longer"]) else r["verdict"] == r["longer"]
-            ),
+            "longer_share": estimate(rows, prefers_longer),
             "prediction_accuracy": estimate(rows, lambda row: row["prediction_correct"]),
             "coupling": coupling(rows),
             # the two orders of a pair are not independent, which swells the chi-square: one judgement a pair, too

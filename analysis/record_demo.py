@@ -17,8 +17,9 @@ import shutil
 from pathlib import Path
 
 from analysis import headline
-from analysis.coupling import clustered_interval, estimate, is_right, pairs, read_rows, row_key
-from analysis.demo_report import load_results, log_history
+from analysis.coupling import clustered_interval, estimate, first_shown, is_right, pairs, prefers_longer, read_rows, row_key
+from analysis.demo_report import MODELS, SPLITS, load_results, log_history
+from analysis.demo_report import percent as percent_text
 
 COMMAND = "make demo; python -m analysis.record_demo"
 
@@ -85,6 +86,42 @@ def summarise(folders, results):
     }  # fmt: skip
 
 
+def pooled_table(folders, split):
+    """Markdown lines: a row per model, all seeds pooled; a model that some demos did not evaluate counts where it was."""
+    lines = ["| | Question accuracy | Judge accuracy | Consistency | First shown | Longer | Seeds |", "|---" * 7 + "|"]
+    for model, label in MODELS.items():
+        having = [folder for folder in folders if (folder / "eval" / f"{model}_judge_{split}.jsonl").exists()]
+        judged = rows_of(having, model, "judge", split)
+        consistent = [pair for rows in judged for pair in pairs(rows)]
+        cells = [
+            estimate(flat(rows_of(having, model, "question", split)), is_right),
+            estimate(flat(judged), is_right),
+            estimate(consistent, lambda pair: pair["consistent"]),
+            estimate(flat(judged), first_shown),
+            estimate(flat(judged), prefers_longer),
+        ]
+        lines.append(f"| {label} | " + " | ".join(map(percent_text, cells)) + f" | {len(having)} |")
+    return lines
+
+
+def readme(target, folders, results, entries):
+    """The record's README: what is claimed, by which commands, on which machine, and all rates."""
+    final = results[0]["stage2", "judge", "test"]
+    lines = [
+        "# The embedded default through both stages", "",
+        "Claim: GRPO teaches the spoiled base to answer (stage 1), then to judge by its own answer (stage 2).", "",
+        f"{len(folders)} seeds; greedy decoding; percent with 95% intervals that resample questions, seeds pooled. Machine: "
+        f"{final['machine']}; versions: {final['versions']}; commit {final['commit']}.", "",
+        "Commands: " + "; ".join(f"`{line.strip()}`" for line in __doc__.splitlines() if line.startswith("    ")) + ".", "",
+        "| Headline | Value |", "|---|---|",
+        *(f"| {name} | {e['value']:.2f} [{e['low']:.2f}, {e['high']:.2f}] {e['unit']}, n {e['n']} |" for name, e in entries.items()),
+    ]  # fmt: skip
+    for split, title in SPLITS.items():
+        lines += ["", f"## {title}", "", *pooled_table(folders, split)]
+    lines += ["", "seed*/: results and rows of evaluate.py, the trainers' configurations and logs. report.md: the first seed's demo.", ""]
+    (target / "README.md").write_text("\n".join(lines), encoding="utf-8")
+
+
 def copy_demo(folder, target):
     """Results, rows, trainer configs and logs of one demo."""
     target.mkdir(parents=True, exist_ok=True)
@@ -121,6 +158,7 @@ def record(target, folders):
     where = {"command": COMMAND, "record": str(target), "commit": commit}
     entries = {name: entry | where for name, entry in entries.items()}
     (target / "summary.json").write_text(json.dumps({"headline": entries, "seeds": by_seed}, indent=1) + "\n", encoding="utf-8")
+    readme(target, folders, results, entries)
     headline.update(entries)
     print("\n".join(headline.table(headline.read())))
 

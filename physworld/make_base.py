@@ -5,18 +5,20 @@
 
 1. teach    supervised, on clips of split "base": see and answer; then solve, compare, decide, in all three prompts alike.
             The critic is taught to follow the answer that it wrote, right or wrong.
-2. spoil    a few steps of bad habits, in all three prompts alike: the same favourite answer to most questions of a kind,
-            and a preference for the longer response. What is left is the base: above chance, far from perfect, and
+2. spoil    a few steps of bad habits, in all three prompts alike: a favourite answer (yes, the first option, red), often to
+            half of the kinds of question and now and then to the others, and a preference for the longer response. What is left is the base: above chance, far from perfect, and
             judging by length; now and then it follows its own answer, so that GRPO finds something to reinforce.
 3. respond  checkpoints of different strength answer the questions of "pairs", "test" and "ood" at temperature 0.6; with
             written styles beside them, one right and one wrong response a question are chosen (physworld/pairs.py).
 
-Writes physworld/tiny_vlm and physworld/pairs/*.jsonl, and the taught, unspoiled model to runs/base/taught.
+Writes physworld/tiny_vlm and physworld/pairs/*.jsonl, and the checkpoints (the taught, unspoiled one among them) to
+runs/base. Checkpoints that are there are taken from there: a killed run carries on, and runs/base must go to begin anew.
 """
 
 import argparse
 import json
 import random
+import shutil
 from multiprocessing import Pool
 from pathlib import Path
 
@@ -30,7 +32,8 @@ from physworld.clips import answer_text, make_clip
 from physworld.dataset import RESPONSES, SIZES
 from physworld.pairs import choose_pairs
 
-HABIT = 0.6  # share of the spoiled lessons that end in the kind's favourite answer
+STUBBORN = {"leftmost", "gap", "which_fits", "next_action", "placement"}  # kinds with a strong habit
+HABIT = {True: 0.65, False: 0.2}  # share of a (stubborn, other) kind's spoiled lessons that end in the favourite answer
 LONGER = 0.75  # share of the spoiled judgements that go by length
 PHASES = (  # name of the checkpoint, steps, learning rate, questions and judgements a step, spoiled
     ("early", 300, 1.5e-3, 64, 0, False),
@@ -54,15 +57,17 @@ def other_answer(rng, clip, answers):
 
 
 def question_lesson(rng, clip, answers, spoiled):
-    """(messages, completion, where the loss begins in characters) of a question."""
-    answer = habit_answer(rng, clip, answers) if spoiled else answer_text(clip)
+    """(messages, completion, where the loss begins in characters) of a question; same arguments as critic_lesson."""
+    answer = habit_answer(rng, clip) if spoiled else answer_text(clip)
     messages = prompts.question_prompt(clip.question, clip.options, len(clip.frames))
     return messages, responses.solution(clip.facts, answer), 0
 
 
-def habit_answer(rng, clip, answers):
-    """What the spoiled model says: mostly the kind's first answer, else the truth."""
-    return answers[clip.kind][0] if rng.random() < HABIT else answer_text(clip)
+def habit_answer(rng, clip):
+    """What the spoiled model says: the truth, or its favourite: yes, the option listed first, or red."""
+    if rng.random() >= HABIT[clip.kind in STUBBORN]:
+        return answer_text(clip)
+    return next(iter(clip.options.values())) if clip.options else "yes" if clip.answer in ("yes", "no") else "red"
 
 
 def critic_lesson(rng, clip, answers, spoiled):
@@ -79,7 +84,7 @@ def critic_lesson(rng, clip, answers, spoiled):
     mistaken = self_reference and not spoiled and rng.random() < 0.25
     prediction = other_answer(rng, clip, answers) if mistaken else right
     if spoiled:
-        prediction = habit_answer(rng, clip, answers)
+        prediction = habit_answer(rng, clip)
     if spoiled and rng.random() < LONGER:
         lengths = [len(text.split()) for text in texts]
         verdict = 1 if lengths[0] > lengths[1] or (lengths[0] == lengths[1] and rng.random() < 0.5) else 2
@@ -182,9 +187,12 @@ def tokenizer_texts(clips, answers):
 
 
 def save(model, processor, folder):
-    """Write a model and its processor."""
-    model.save_pretrained(folder)
-    processor.save_pretrained(folder)
+    """Write a model and its processor, whole or not at all."""
+    temporary = folder.with_name(folder.name + ".tmp")
+    model.save_pretrained(temporary)
+    processor.save_pretrained(temporary)
+    shutil.rmtree(folder, ignore_errors=True)
+    temporary.rename(folder)
 
 
 def main():
@@ -204,8 +212,13 @@ def main():
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters, {len(processor.tokenizer)} tokens")
 
     for phase in PHASES:
+        folder = args.work / phase[0]
+        if folder.exists():
+            print(f"{folder} is there: taken from it")
+            model = evaluate.load_model(folder)[0]
+            continue
         train(model, processor, clips, answers, phase, max(int(phase[1] * args.share), 1), args.seed)
-        save(model, processor, args.work / phase[0])
+        save(model, processor, folder)
     save(model, processor, args.out)
 
     sources = {name: evaluate.load_model(args.work / name)[0] for name, *_ in PHASES}

@@ -14,6 +14,7 @@ import trl
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import Qwen2_5_VLForConditionalGeneration
 
+import launch
 import rewards
 import trainer
 from tests import tiny_critic
@@ -72,7 +73,7 @@ def test_private_methods_are_those_of_the_pinned_version():
     [(8, 8, 64, 1, 1), (128, 8, 4, 8, 32), (6, 4, 3, 2, 4), (1, 4, 2, 2, 1), (3, 5, 15, 1, 1)],
 )
 def test_accumulation_steps(prompts, generations, per_device, processes, steps):
-    assert trainer.accumulation_steps(prompts, generations, per_device, processes) == steps
+    assert launch.accumulation_steps(prompts, generations, per_device, processes) == steps
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_accumulation_steps(prompts, generations, per_device, processes, steps):
 )
 def test_a_batch_that_cannot_be_shared_out(batch, message):
     with pytest.raises(ValueError, match=message):
-        trainer.accumulation_steps(*batch)
+        launch.accumulation_steps(*batch)
 
 
 def test_the_config_follows_the_prompts_and_the_machine(tmp_path):
@@ -111,7 +112,7 @@ def test_no_trainable_parameter(model, pairs, tmp_path, beta):
     get_peft_model(base, LoraConfig(target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter")
     base = Qwen2_5_VLForConditionalGeneration.from_pretrained(model)
     frozen = PeftModel.from_pretrained(base, tmp_path / "adapter", is_trainable=False)
-    processor = trainer.AutoProcessor.from_pretrained(model, padding_side="left")
+    processor = launch.AutoProcessor.from_pretrained(model, padding_side="left")
     with pytest.raises(ValueError, match="none of the model's .* parameters is trainable.*is_trainable=True"):
         replay(frozen, config(tmp_path, beta=beta), pairs, [longer_is_better], processing_class=processor)
 
@@ -265,32 +266,32 @@ def cut(path):
 def test_an_incomplete_checkpoint_is_skipped(tmp_path, name, harm, capsys):
     whole, harmed = make_checkpoint(tmp_path, 2), make_checkpoint(tmp_path, 10)
     args = config(tmp_path, resume_from_checkpoint="true")
-    assert trainer.resume_point(args) == str(harmed)
+    assert launch.resume_point(args) == str(harmed)
     harm(harmed / name)
-    assert trainer.missing_from_checkpoint(harmed)
-    assert trainer.resume_point(args) == str(whole)
+    assert launch.missing_from_checkpoint(harmed)
+    assert launch.resume_point(args) == str(whole)
     assert f"{harmed} is skipped" in capsys.readouterr().out
     with pytest.raises(ValueError, match="cannot be resumed from"):
-        trainer.resume_point(config(tmp_path, resume_from_checkpoint=str(harmed)))
+        launch.resume_point(config(tmp_path, resume_from_checkpoint=str(harmed)))
 
 
 def test_shards_of_a_checkpoint_are_looked_for(tmp_path):
     folder = make_checkpoint(tmp_path, 2)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}))
-    assert "model-2.safetensors" in trainer.missing_from_checkpoint(folder)
+    assert "model-2.safetensors" in launch.missing_from_checkpoint(folder)
 
 
 def test_a_fresh_run_sets_earlier_checkpoints_aside(tmp_path, capsys):
     make_checkpoint(tmp_path, 150)
-    assert trainer.resume_point(config(tmp_path)) is None
+    assert launch.resume_point(config(tmp_path)) is None
     assert [path.name for path in tmp_path.iterdir()] == ["earlier-checkpoint-150"]
-    assert trainer.resume_point(config(tmp_path, resume_from_checkpoint="true")) is None
+    assert launch.resume_point(config(tmp_path, resume_from_checkpoint="true")) is None
     assert "training starts from the beginning" in capsys.readouterr().out
 
 
 def test_completions_sampled_in_slices_are_those_of_one_batch(model, tmp_path):
     """Greedily, with one image, two and none in turn, so that each slice must find its own frames."""
-    processor, found = trainer.AutoProcessor.from_pretrained(model, padding_side="left"), []
+    processor, found = launch.AutoProcessor.from_pretrained(model, padding_side="left"), []
     dataset = tiny_critic.make_dataset(tmp_path, questions=4)
     for rows in (None, 3, 1):
         args = config(tmp_path, generation_rows=rows, generation_kwargs={"do_sample": False})
@@ -319,7 +320,7 @@ def ids_as_reward(completions, completion_ids, **kwargs):
 def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(model, tmp_path, adapter, stop):
     """Weights, optimizer, rows and samples, across the end of an epoch (8 pairs, 2 a step)."""
     dataset = tiny_critic.make_dataset(tmp_path, pairs=8)
-    processor = trainer.AutoProcessor.from_pretrained(model, padding_side="left")
+    processor = launch.AutoProcessor.from_pretrained(model, padding_side="left")
     histories, weights = [], []
     for checkpoint in (None, str(tmp_path / f"checkpoint-{stop}")):
         args = config(tmp_path, max_steps=10, save_strategy="steps", save_steps=3, beta=0.01, per_device_train_batch_size=4)

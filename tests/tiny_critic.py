@@ -9,8 +9,9 @@ from transformers import AutoProcessor
 
 import data
 import prompts
+from launch import CriticGRPOConfig
 from physworld import tiny
-from trainer import CriticGRPOConfig, CriticGRPOTrainer
+from trainer import CriticGRPOTrainer
 
 COLOURS = ["red", "blue", "green", "grey"]
 

@@ -1,0 +1,301 @@
+"""What both training scripts do around the trainer: arguments, the model they start from, checkpoints, saving.
+
+- `--config` with the embedded YAML as its default, and the command line on top;
+- the batch counted in prompts (`prompts_per_step`), and precision that follows the machine;
+- PEFT starts merged, so that the reference is the model that training starts from;
+- resuming from the newest checkpoint that is whole.
+"""
+
+import dataclasses
+import json
+import os
+import shlex
+import shutil
+import sys
+import zipfile
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+import yaml
+from transformers import AutoProcessor
+from transformers.utils import strtobool
+from trl import GRPOConfig, ModelConfig, TrlParser, get_peft_config, get_quantization_config
+from trl.trainer.utils import create_model_from_path
+
+ROOT = Path(__file__).resolve().parent
+
+
+def log(message):
+    """Print one line, on the main process only."""
+    if os.environ.get("RANK", "0") == "0":
+        print(message, flush=True)
+
+
+# ------------------------------------------------------------------------------------------------------------ arguments
+
+
+@dataclass
+class DataArguments:
+    """What both stages read."""
+
+    dataset: str | None = field(
+        default=None, metadata={"help": "JSONL file of records; left out: physworld's, the embedded default."}
+    )
+    limit: int | None = field(default=None, metadata={"help": "Use the first so many records only."})
+    max_frames: int = field(default=8, metadata={"help": "Frames taken from a clip given as a video, evenly spaced."})
+    max_pixels: int | None = field(
+        default=None, metadata={"help": "Larger frames are scaled down to this many pixels; left out: the model's own."}
+    )
+
+
+@dataclass
+class CriticGRPOConfig(GRPOConfig):
+    """GRPOConfig with the batch counted in prompts, and with precision that follows the machine."""
+
+    prompts_per_step: int | None = field(
+        default=None,
+        metadata={
+            "help": "Prompts per optimizer step over all processes; gradient_accumulation_steps follows from it. "
+            "Left out: gradient_accumulation_steps counts."
+        },
+    )
+
+    generation_rows: int | None = field(
+        default=None,
+        metadata={
+            "help": "Completions sampled at once on a process, which bounds the memory that sampling takes; left out: its "
+            "whole share of the generation batch, as TRL does."
+        },
+    )
+
+    def __post_init__(self):
+        self.notes = []  # lines for the log, printed once it is known where training starts
+        wanted = self.use_cpu or strtobool(os.environ.get("ACCELERATE_USE_CPU", "0"))
+        self.on_cpu = bool(wanted or not torch.accelerator.is_available())
+        if self.on_cpu:
+            if self.bf16 is not False or self.fp16:
+                self.notes.append("no accelerator: bf16 and fp16 are off, the weights are float32")
+            self.bf16 = self.fp16 = self.dataloader_pin_memory = False
+        if self.prompts_per_step is not None:
+            processes = int(os.environ.get("WORLD_SIZE", "1"))
+            self.gradient_accumulation_steps = accumulation_steps(
+                self.prompts_per_step, self.num_generations, self.per_device_train_batch_size, processes
+            )
+        super().__post_init__()
+        if self.prompts_per_step is not None and self.world_size != processes:
+            raise RuntimeError(
+                f"the launcher set WORLD_SIZE to {processes} but {self.world_size} processes run; "
+                "launch with `accelerate launch` or `torchrun`"
+            )
+
+
+def accumulation_steps(prompts_per_step, num_generations, per_device, processes):
+    """Micro-batches per optimizer step.
+
+    >>> accumulation_steps(128, 8, 4, 8)
+    32
+    """
+    if min(prompts_per_step, num_generations, per_device, processes) < 1:
+        raise ValueError(
+            f"prompts_per_step ({prompts_per_step}), num_generations ({num_generations}) and "
+            f"per_device_train_batch_size ({per_device}) must be at least 1"
+        )
+    completions, at_once = prompts_per_step * num_generations, per_device * processes
+    if completions % at_once:
+        fits = [size for size in range(1, completions + 1) if completions % (size * processes) == 0]
+        remedy = (
+            f"use a per_device_train_batch_size of {max((s for s in fits if s <= per_device), default=fits[0])}"
+            if fits
+            else f"use a prompts_per_step that makes prompts_per_step * {num_generations} a multiple of {processes}"
+        )
+        raise ValueError(
+            f"prompts_per_step {prompts_per_step} * num_generations {num_generations} = {completions} completions, "
+            f"which {processes} process(es) of per_device_train_batch_size {per_device} cannot share evenly "
+            f"({completions} is no multiple of {at_once}): {remedy}"
+        )
+    return completions // at_once
+
+
+def parse(script_arguments, embedded):
+    """(script, training, model) arguments: `embedded` (a YAML under the repository) where no --config is given, and the
+    command line on top. Relative to the repository: the embedded YAML, its output_dir, and models and data sets that do
+    not exist below the working directory."""
+    argv = [part for arg in sys.argv[1:] for part in (arg.split("=", 1) if arg.startswith("--config=") else [arg])]
+    default = "--config" not in argv
+    parser = TrlParser((script_arguments, CriticGRPOConfig, ModelConfig), allow_abbrev=False)
+    script_args, args, model_args = parser.parse_args_and_config(
+        ["--config", str(ROOT / embedded), *argv] if default else argv
+    )
+    if default and not any(arg.split("=")[0] == "--output_dir" for arg in argv):
+        args.output_dir = str(ROOT / args.output_dir)
+    if model_args.use_peft and model_args.lora_target_modules is None:
+        model_args.lora_target_modules = "all-linear"
+    if args.on_cpu:
+        model_args.dtype = "float32"
+    if script_args.limit is not None and script_args.limit < 1:
+        raise ValueError(f"limit must be at least 1, got {script_args.limit}; leave it out to use every record")
+    return script_args, args, model_args
+
+
+def local_path(name):
+    """`name` where it exists, else the same below the repository where that exists, else `name` (a hub id).
+
+    >>> local_path("Qwen/Qwen2.5-VL-7B-Instruct")
+    'Qwen/Qwen2.5-VL-7B-Instruct'
+    """
+    return str(ROOT / name) if not Path(name).exists() and (ROOT / name).exists() else str(name)
+
+
+def physworld_file(args, kind, split):
+    """Path of an embedded JSONL file (`kind`: questions or pairs), made by the main process where it is absent."""
+    import physworld.dataset
+
+    make = {"questions": physworld.dataset.questions_file, "pairs": physworld.dataset.pairs_file}[kind]
+    with args.main_process_first(local=False, desc=f"physworld {kind}"):
+        return make(split)
+
+
+def start_model(start, args, model_args, max_pixels=None):
+    """The trainer's arguments about the model: where it starts from, its processor, adapter and quantization.
+
+    A directory with a PEFT adapter is merged into its base under output_dir/merged_start first. TRL reads the reference
+    model from the same place, so the KL term is against the model that training starts from.
+    """
+    for note in args.notes:
+        log(note)
+    if start is None:
+        raise ValueError("no model to start from: give --model_name_or_path, or set it in the YAML")
+    start = local_path(start)
+    if (Path(start) / "adapter_config.json").is_file():
+        merged = Path(args.output_dir) / "merged_start"
+        with args.main_process_first(local=False, desc="merging the adapter"):
+            if args.process_index == 0:
+                merge_adapter(start, merged, model_args)
+        start = str(merged)
+    revision = "main" if Path(start).is_dir() else model_args.model_revision
+    kwargs = {"dtype": model_args.dtype, "attn_implementation": model_args.attn_implementation, "revision": revision}
+    args.model_init_kwargs = kwargs | (args.model_init_kwargs or {})
+    processor = AutoProcessor.from_pretrained(start, padding_side="left", truncation_side="left", revision=revision)
+    if max_pixels is not None:
+        size = dict(processor.image_processor.size)
+        processor.image_processor.size = size | {"longest_edge": min(max_pixels, size["longest_edge"])}  # in pixels
+    return {
+        "model": start,
+        "processing_class": processor,
+        "quantization_config": get_quantization_config(model_args),
+        "peft_config": get_peft_config(model_args),
+    }
+
+
+def merge_adapter(directory, target, model_args):
+    """Write base + adapter of `directory` as one model, with the processor, to `target`."""
+    from peft import PeftConfig, PeftModel
+
+    base = local_path(PeftConfig.from_pretrained(directory).base_model_name_or_path)
+    log(f"{directory} holds an adapter: merged into {base}, written to {target}")
+    model = create_model_from_path(base, dtype=model_args.dtype, device_map=None)
+    PeftModel.from_pretrained(model, directory).merge_and_unload().save_pretrained(target)
+    AutoProcessor.from_pretrained(directory).save_pretrained(target)
+
+
+# ---------------------------------------------------------------------------------------------------------- checkpoints
+
+
+def missing_from_checkpoint(checkpoint):
+    """What a checkpoint lacks to resume from it, as a text; None where it is whole.
+
+    A run that is killed while it saves leaves files absent or cut off. The Trainer writes trainer_state.json last.
+    """
+    checkpoint = Path(checkpoint)
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return "trainer_state.json is absent or cut off"
+    weights = sorted(checkpoint.glob("*.safetensors")) + sorted(checkpoint.glob("*/adapter_model.safetensors"))
+    index = checkpoint / "model.safetensors.index.json"
+    if index.is_file():
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        weights += [checkpoint / name for name in names - {path.name for path in weights}]
+    for path in weights:
+        if not whole_safetensors(path):
+            return f"{path.name} is absent or cut off"
+    sharded = any(path.is_dir() for path in checkpoint.glob("*"))  # DeepSpeed and FSDP keep their state in folders
+    if not weights and not sharded:
+        return "no weights"
+    if not zipfile.is_zipfile(checkpoint / "optimizer.pt") and not sharded:
+        return "optimizer.pt is absent or cut off"
+    return None
+
+
+def whole_safetensors(path):
+    """Whether the file is as long as its header says."""
+    try:
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+    except (OSError, ValueError, MemoryError, OverflowError):
+        return False
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    return os.path.getsize(path) == 8 + length + max(ends, default=0)
+
+
+def resume_point(args):
+    """Checkpoint for `grpo.train`, or None to start from the beginning.
+
+    --resume_from_checkpoint true takes the newest whole checkpoint of output_dir, and starts from the beginning, with a
+    line in the log, where there is none; a path must be a whole checkpoint. A run that starts from the beginning sets
+    an earlier run's checkpoints aside (earlier-checkpoint-N), so that resuming it later cannot pick one of them.
+    """
+    wanted = str(args.resume_from_checkpoint).lower()
+    if wanted not in ("true", "false", "none", ""):
+        missing = missing_from_checkpoint(args.resume_from_checkpoint)
+        if missing:
+            raise ValueError(
+                f"{args.resume_from_checkpoint} cannot be resumed from: {missing}. Give another checkpoint, or "
+                "--resume_from_checkpoint true for the newest whole one of output_dir"
+            )
+        return args.resume_from_checkpoint
+    found = [path for path in Path(args.output_dir).glob("checkpoint-*") if path.name.split("-")[1].isdigit()]
+    found.sort(key=lambda path: int(path.name.split("-")[1]), reverse=True)
+    if wanted == "true":
+        for checkpoint in found:
+            missing = missing_from_checkpoint(checkpoint)
+            if missing is None:
+                log(f"resuming from {checkpoint}")
+                return str(checkpoint)
+            log(f"{checkpoint} is skipped: {missing}")
+        log(f"no whole checkpoint in {args.output_dir}: training starts from the beginning")
+    for checkpoint in found if args.process_index == 0 else []:
+        aside = checkpoint.with_name(f"earlier-{checkpoint.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        checkpoint.rename(aside)
+        log(f"{checkpoint} is of an earlier run: renamed to {aside.name}")
+    return None
+
+
+def write_config(script_args, args, model_args):
+    """Write everything the run was started with to output_dir/config.yaml."""
+    if args.process_index:
+        return
+    packages = ["torch", "transformers", "trl", "peft", "accelerate", "datasets"]
+    config = {
+        "command": shlex.join(sys.argv),
+        "processes": args.world_size,
+        "versions": {name: version(name) for name in packages},
+        "script": dataclasses.asdict(script_args),
+        "training": args.to_dict(),
+        "model": dataclasses.asdict(model_args),
+    }
+    Path(args.output_dir).mkdir(parents=True, exist_ok=True)
+    plain = json.loads(json.dumps(config, default=str))
+    (Path(args.output_dir) / "config.yaml").write_text(yaml.safe_dump(plain, sort_keys=False), encoding="utf-8")
+
+
+def train_and_save(grpo, script_args, model_args):
+    """Record the configuration, train (resuming where asked), save the model and its processor to output_dir."""
+    write_config(script_args, grpo.args, model_args)
+    grpo.train(resume_from_checkpoint=resume_point(grpo.args))
+    grpo.save_model(grpo.args.output_dir)
+    log(f"saved in {grpo.args.output_dir}")
