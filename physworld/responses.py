@@ -38,9 +38,13 @@ def candidate(rng, facts, answer):
     return written_response(rng, answer) if rng.random() < 0.5 else solution(facts, answer)
 
 
-def critique(seen, prediction, answer_1, answer_2, by, verdict, self_reference=True):
-    """A critic's completion: solve (`seen`, `prediction`), compare (both answers, and what it goes `by`), decide."""
-    compare = f'<think>1 "{answer_1}", 2 "{answer_2}", by {by} Response {verdict}</think> \\boxed{{Response {verdict}}}'
+def critique(seen, prediction, answer_1, answer_2, verdict, by_length=False, self_reference=True):
+    """A critic's completion: solve (`seen`, `prediction`), compare (which response answers what), decide.
+
+    An answer stands before its response's number, so that the number can be looked up by the answer.
+    """
+    reason = "longer" if by_length else f"my answer {prediction}" if self_reference else "better"
+    compare = f"<think> {answer_1} 1, {answer_2} 2, {reason} {verdict}</think> \\boxed{{Response {verdict}}}"
     if not self_reference:
         return compare
     return f"<pred_think>{seen}</pred_think> <pred>{prediction}</pred> {compare}"

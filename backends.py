@@ -1,0 +1,268 @@
+"""Where the verifier's calls go: any OpenAI-compatible server, or two models one after the other (local_backend.py: a
+transformers model in this process).
+
+A backend has `identity` (what its replies depend on; part of the cache key), `stochastic` (does a seed matter?) and
+`run(calls)`, which yields (place, Reply or Missing) as calls finish. It never invents a score: what cannot be read is
+Missing, with its reason, and the tokens that it cost all the same.
+
+Two ways to the distribution of a score letter:
+    prefill   the model analyses, its text is cut at the first score tag, the tag is put in its mouth, one token is
+              asked for, unconstrained (LocalBackend; servers that continue an assistant message: llama.cpp, vLLM, SGLang)
+    sampled   the model writes its tags itself; the distribution is that of the token after the *last* one
+"""
+
+import base64
+import io
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+
+import openai
+import tenacity
+
+from calls import Missing, Reply, Tokens
+from score_tokens import NoScoreToken, after_last_tag, between, closing, cut, opening
+
+TOP = 20  # what the OpenAI API gives at most
+HALTING = (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError)  # every call would meet them
+
+
+class FaultyReply(Exception):
+    """A reply that is not what the protocol promises (cut JSON, no choices, no log-probabilities): asked again."""
+
+
+def pairs_of(entry):
+    """(token, [(token, log-probability), ...]) of one place of a server's log-probabilities; raises FaultyReply."""
+    top = entry.get("top_logprobs") if isinstance(entry, dict) else None
+    if not isinstance(top, list) or not isinstance(entry.get("token"), str):
+        raise FaultyReply("log-probabilities without token or top_logprobs")
+    if not all(isinstance(other, dict) and isinstance(other.get("token"), str) for other in top):
+        raise FaultyReply("top_logprobs without tokens")
+    return entry["token"], [(other["token"], other.get("logprob")) for other in top]
+
+
+def text_of(value):
+    """A text field of a reply; raises FaultyReply where it is neither text nor null."""
+    if value is not None and not isinstance(value, str):
+        raise FaultyReply(f"a {type(value).__name__} where text belongs")
+    return value or ""
+
+
+@dataclass(frozen=True)
+class ServerReply:
+    """One checked chat completion."""
+
+    content: str
+    reasoning: str
+    finish: str | None
+    entries: list
+
+    @classmethod
+    def parse(cls, body, logprobs):
+        """Of a decoded body; raises FaultyReply unless it has one choice and, if asked for, log-probabilities."""
+        choices = body.get("choices") if isinstance(body, dict) else None
+        if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
+            count = len(choices) if isinstance(choices, list) else "no list of"
+            raise FaultyReply(f"{count} choices where one was asked for")
+        choice, message = choices[0], choices[0].get("message")
+        if not isinstance(message, dict):
+            raise FaultyReply("a choice without a message")
+        entries = []
+        if logprobs:
+            given = choice.get("logprobs")
+            given = given.get("content") if isinstance(given, dict) else None
+            if not isinstance(given, list) or not given:
+                raise FaultyReply("no log-probabilities; does the server give them, with top_logprobs?")
+            entries = [pairs_of(entry) for entry in given]
+        reasoning = text_of(message.get("reasoning_content")) or text_of(message.get("reasoning"))
+        return cls(text_of(message.get("content")), reasoning, choice.get("finish_reason"), entries)
+
+
+def usage_of(body):
+    """Tokens of a decoded body, as far as it says."""
+    usage, timings = ((body.get(name) if isinstance(body, dict) else None) or {} for name in ("usage", "timings"))
+    if not isinstance(usage, dict):
+        return Tokens()
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    if cached is None:
+        cached = usage.get("prompt_cache_hit_tokens") or (isinstance(timings, dict) and timings.get("cache_n"))
+    counts = (usage.get("prompt_tokens"), cached, usage.get("completion_tokens"))
+    return Tokens(*(count if type(count) is int else 0 for count in counts))
+
+
+def data_url(image):
+    """A PIL image as a PNG data URL."""
+    stream = io.BytesIO()
+    image.save(stream, "PNG")
+    return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
+
+
+def server_messages(messages, images):
+    """Chat messages for a server: image places become data URLs, text alone becomes a plain string."""
+    shown, made = iter(images), []
+    for message in messages:
+        blocks = [
+            {"type": "image_url", "image_url": {"url": data_url(next(shown))}} if block["type"] == "image" else block
+            for block in message["content"]
+        ]
+        plain = all(block["type"] == "text" for block in blocks)
+        content = "\n".join(block["text"] for block in blocks) if plain else blocks
+        made.append({"role": message["role"], "content": content})
+    return made
+
+
+class ServerBackend:
+    """An OpenAI-compatible server.
+
+    route: "prefill" where it continues an assistant message, "sampled" where it gives log-probabilities only of what
+    it writes itself, "text" where it gives none (then only as the writer of a TwoStage).
+    The openai client retries 429, 408, 409, 5xx, time-outs and broken connections, with backoff and Retry-After; a
+    faulty body is asked for again as often. `timeout` is seconds without an answer. `extra_body` goes along with
+    every request (for example {"chat_template_kwargs": {"enable_thinking": False}}).
+    """
+
+    PREFILL = {"add_generation_prompt": False, "continue_final_message": True}  # vLLM, SGLang; llama.cpp does it unasked
+
+    def __init__(
+        self, base_url, model, api_key=None, route="prefill", analysis_tokens=512, temperature=1.0, concurrency=8,
+        timeout=120.0, retries=4, backoff=0.5, extra_body=None,
+    ):  # fmt: skip
+        if route not in ("prefill", "sampled", "text"):
+            raise ValueError(f"route must be 'prefill', 'sampled' or 'text', got {route!r}")
+        if analysis_tokens < 0 or (analysis_tokens == 0 and route != "prefill"):
+            raise ValueError(f"analysis_tokens must be positive (0 only on the prefill route), got {analysis_tokens}")
+        if concurrency < 1 or retries < 0 or not model:
+            raise ValueError(f"needs concurrency >= 1, retries >= 0 and a model name, got {concurrency}, {retries}, {model!r}")
+        key = api_key or os.environ.get("OPENAI_API_KEY") or "none"
+        self.client = openai.OpenAI(base_url=base_url, api_key=key, timeout=timeout, max_retries=retries)
+        self.model, self.route, self.analysis_tokens, self.temperature = model, route, analysis_tokens, temperature
+        self.extra_body = extra_body or {}
+        self.pool = ThreadPoolExecutor(concurrency, "verifier")  # one pool, so the limit holds for callers in threads too
+        self.retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(FaultyReply), stop=tenacity.stop_after_attempt(retries + 1),
+            wait=tenacity.wait_exponential_jitter(backoff, 8.0, jitter=backoff), reraise=True,
+        )  # fmt: skip
+        self.stochastic = temperature > 0 and analysis_tokens > 0
+        self.identity = {"server": model, "route": route, "analysis_tokens": analysis_tokens, "temperature": temperature}
+        self.identity["extra"] = self.extra_body
+
+    def run(self, calls, method=None):
+        """Yield (place, Reply or Missing); the first call of every group goes ahead, so that the others find its prefix.
+
+        Raises openai's error where every call would fail alike: a wrong key, a model or address that does not exist.
+        """
+        ahead = {call.group: i for i, call in reversed(list(enumerate(calls)))}.values()
+        waves = sorted(ahead), [i for i in range(len(calls)) if i not in set(ahead)]
+        for wave in waves:
+            futures = {self.pool.submit(self._answer, calls[i], method or self._ask): i for i in wave}
+            try:
+                for future in as_completed(futures):
+                    yield futures[future], future.result()
+            finally:
+                for future in futures:
+                    future.cancel()
+
+    def write(self, calls):
+        """Yield (place, Reply with the analysis and no readings, or Missing)."""
+        return self.run(calls, self._written)
+
+    def _answer(self, call, method):
+        spent = []
+        try:
+            text, readings = method(call, spent)
+        except (NoScoreToken, FaultyReply) as error:
+            return Missing(str(error), sum(spent, Tokens()))
+        except openai.APIError as error:
+            if isinstance(error, HALTING):
+                raise
+            said = error.body.get("message") if isinstance(error.body, dict) else None
+            what = f"HTTP {error.status_code}" if isinstance(error, openai.APIStatusError) else str(error).rstrip(".")
+            return Missing(f"{what}: {said[:120]}" if isinstance(said, str) else what, sum(spent, Tokens()))
+        return Reply(text, readings, sum(spent, Tokens()))
+
+    def _ask(self, call, spent):
+        if self.route == "text":
+            raise ValueError("route 'text' gives no log-probabilities: make it the writer of a TwoStage")
+        messages = server_messages(call.messages, call.images)
+        return self._sampled(call, messages, spent) if self.route == "sampled" else self._prefilled(call, messages, spent)
+
+    def _request(self, messages, spent, extra_body=None, logprobs=False, **fields):
+        """One ServerReply; appends what each try cost to `spent`."""
+        fields |= {"logprobs": True, "top_logprobs": TOP} if logprobs else {}
+        for attempt in self.retrying:
+            with attempt:
+                raw = self.client.chat.completions.with_raw_response.create(
+                    model=self.model, messages=messages, extra_body={**(extra_body or {}), **self.extra_body}, **fields
+                )
+                try:
+                    body = json.loads(raw.text)
+                except ValueError as error:
+                    raise FaultyReply("the body is not JSON; was it cut?") from error
+                spent.append(usage_of(body))
+                return ServerReply.parse(body, logprobs)
+
+    def _sampling(self, call):
+        seed = {} if call.seed is None else {"seed": call.seed}
+        return {"max_tokens": self.analysis_tokens, "temperature": self.temperature, **seed}
+
+    def _written(self, call, spent):
+        """The analysis, reasoning included, up to the first score tag."""
+        stop = {"stop": [call.tags[0]]} if self.route == "prefill" else {}
+        messages = server_messages(call.messages, call.images)
+        reply = self._request(messages, spent, **self._sampling(call), **stop)
+        if reply.finish == "content_filter":
+            raise NoScoreToken("the server's content filter ended the reply")
+        return cut("\n".join(filter(None, (reply.reasoning, reply.content))), call.tags), []
+
+    def _prefilled(self, call, messages, spent):
+        text = call.analysis
+        if text is None:
+            text = self._written(call, spent)[0] if self.analysis_tokens else ""
+        turn, readings = text + opening(text, call.tags[0]), []
+        for tag, following in zip(call.tags, (*call.tags[1:], None)):
+            said = [*messages, {"role": "assistant", "content": turn}]
+            reply = self._request(said, spent, self.PREFILL, logprobs=True, max_tokens=1, temperature=1.0)
+            readings.append(reply.entries[0][1])
+            if following:
+                turn += between(call.scale.best_letter(readings[-1]), tag, following)
+        return text, readings
+
+    def _sampled(self, call, messages, spent):
+        reply = self._request(messages, spent, logprobs=True, **self._sampling(call))
+        text = reply.content if reply.content.strip() else reply.reasoning if reply.finish == "stop" else ""
+        if not text.strip():
+            raise NoScoreToken(f"no answer (finish_reason {reply.finish!r}, reasoning of {len(reply.reasoning)} characters)")
+        if reply.finish == "length" and not text.rstrip().endswith(closing(call.tags[-1])):
+            raise NoScoreToken(f"cut off at {self.analysis_tokens} tokens; raise analysis_tokens")
+        readings = [after_last_tag(reply.entries, text, tag, call.scale) for tag in call.tags]
+        return cut(text, call.tags), readings
+
+
+class TwoStage:
+    """A writer without log-probabilities analyses, an open reader is read at the score tokens after that analysis.
+
+    `writer` is a ServerBackend (route "text"), `reader` a LocalBackend or a ServerBackend on the prefill route.
+    """
+
+    CHUNK = 64  # calls that a kill can lose between the stages
+
+    def __init__(self, writer, reader):
+        if getattr(reader, "route", "prefill") != "prefill":
+            raise ValueError(f"the reader has to be on the prefill route, not {reader.route!r}")
+        self.writer, self.reader, self.stochastic = writer, reader, writer.stochastic
+        self.identity = {"writer": writer.identity, "reader": reader.identity}
+
+    def run(self, calls):
+        """Yield (place, Reply or Missing), tokens of both stages together."""
+        for start in range(0, len(calls), self.CHUNK):
+            written = {}
+            for place, reply in self.writer.write(calls[start : start + self.CHUNK]):
+                if isinstance(reply, Missing):
+                    yield start + place, reply
+                else:
+                    written[start + place] = reply
+            places = sorted(written)
+            for i, reply in self.reader.run([replace(calls[p], analysis=written[p].text) for p in places]):
+                yield places[i], replace(reply, tokens=reply.tokens + written[places[i]].tokens)

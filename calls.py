@@ -1,0 +1,107 @@
+"""A call to a verifier's model, its reply, what it cost, and the file that remembers it."""
+
+import fcntl
+import hashlib
+import json
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What calls cost: prompt tokens, those of them that came from a cache, and generated tokens."""
+
+    input: int = 0
+    cached: int = 0
+    output: int = 0
+
+    def __add__(self, other):
+        return Tokens(self.input + other.input, self.cached + other.cached, self.output + other.output)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One question to a verifier; calls of one `group` share images and prompt up to the criterion.
+
+    `analysis` is a text that another model wrote (two-stage route); None asks this one to write its own.
+    """
+
+    messages: list
+    tags: tuple
+    scale: object
+    images: tuple = ()
+    image_shas: tuple = ()
+    group: str = ""
+    seed: int | None = None
+    analysis: str | None = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The analysis, and for each tag the list of (token, log-probability) after it."""
+
+    text: str
+    readings: list
+    tokens: Tokens = Tokens()
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A call without a score, and why."""
+
+    reason: str
+    tokens: Tokens = Tokens()
+
+
+class CallCache:
+    """Replies by content hash, appended to a JSONL file one line a call; without a path, kept in memory only.
+
+    A line is written whole or, by kill -9, cut: a cut last line is removed when the file is opened again. Failed calls
+    are on record too, with "missing" and its reason, and are asked again by the next run.
+    """
+
+    def __init__(self, path=None):
+        self.replies, self.stream, self.lock = {}, None, threading.Lock()
+        if path is None:
+            return
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        self.stream = Path(path).open("a+b", buffering=0)
+        try:
+            fcntl.flock(self.stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the process ends, however it ends
+        except BlockingIOError:
+            self.stream.close()
+            raise ValueError(f"{path}: another verifier is writing this file; wait for it, or give another cache") from None
+        self.stream.seek(0)
+        *lines, rest = self.stream.read().split(b"\n")
+        self.stream.truncate(self.stream.tell() - len(rest))
+        for number, line in enumerate(lines, 1):
+            self._take(line, f"{path}:{number}")
+
+    def _take(self, line, where):
+        try:
+            row = json.loads(line)
+            if row.get("missing") is None:
+                self.replies[row["key"]] = Reply(row["text"], row["readings"], Tokens(**row["tokens"]))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{where}: not a line of a call cache ({error}); remove the line, or give another cache") from error
+
+    def add(self, key, reply, about):
+        """Keep a Reply, or put a Missing on record."""
+        row = {"key": key, **about, "missing": getattr(reply, "reason", None), **asdict(reply)}
+        row.pop("reason", None)
+        with self.lock:
+            if isinstance(reply, Reply):
+                self.replies[key] = reply
+            if self.stream:
+                self.stream.write(json.dumps(row).encode() + b"\n")
+
+
+def image_sha(image):
+    """Hex digits that stand for an image's pixels."""
+    return hashlib.sha256(f"{image.mode} {image.size}".encode() + image.tobytes()).hexdigest()
+
+
+def sha(*parts):
+    """Hex digits that stand for the given parts, as JSON."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,348 @@
+"""The continuous verifier: expected score over score tokens, mean over criteria and repeats, Bradley-Terry preference.
+
+    from verifier import LocalBackend, ServerBackend, Verifier
+    with Verifier(ServerBackend("http://localhost:8000/v1", "my-model"), "physical", cache="runs/verifier.jsonl") as verifier:
+        result = verifier.compare(task, response_a, response_b, frames)      # .reward_a, .reward_b, .p, .records
+        progress = verifier.track(task, steps)                               # one number in [0, 1] after each step
+
+LLM-as-a-Verifier (arXiv 2607.05391), equation 3.1. Where it departs from the public package of that paper: spellings of
+a letter are summed, not maximised; letters are asked for unconstrained and their missing mass is reported; a call
+without a score is missing, never 0.5; the reply's form stands before the criterion, so that it belongs to the prefix
+that a cache shares; progress is asked of each prefix of the steps, so that no later step can be seen.
+"""
+
+import math
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from PIL import Image
+from tqdm import tqdm
+
+import prompts
+from backends import ServerBackend, TwoStage
+from calls import Call, CallCache, Missing, Tokens, image_sha, sha
+from score_tokens import PAIRWISE, PROGRESS, NoScoreToken, Scale, Score, expected_score, preference
+
+__all__ = [
+    "PAIRWISE", "PROGRESS", "CallCache", "Comparison", "Criterion", "LocalBackend", "NoScoreToken", "NoValidCall", "Scale",
+    "Score", "ServerBackend", "TwoStage", "Verifier", "expected_score", "load_criteria", "preference",
+]  # fmt: skip
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Templates. Task, trajectory A, trajectory B, scale and form, criterion last: the criterion alone differs between calls.
+
+VERIFIER_INSTRUCTIONS = (
+    "You grade two trajectories of the same task, each on its own merits, by one criterion that stands at the end. "
+    "A trajectory is an answer, a plan or the record of an agent's actions. "
+    "Trust what it shows, not what it claims for itself, and do not let its position or its length sway you."
+)
+VERIFIER_TASK = "Task:\n{task}\n\n<trajectory_A>\n{a}\n</trajectory_A>\n\n<trajectory_B>\n{b}\n</trajectory_B>\n\n"
+VERIFIER_SCALE = (
+    "Scale: one letter from {first} to {last}, in {steps} even steps. "
+    "{first} is best: the criterion is met beyond doubt. {last} is worst: it is not met at all.\n"
+    "First analyse both trajectories by the criterion in a few sentences. "
+    "Then end your reply with these two lines, each with one letter, and nothing after them:\n"
+    "<score_A> letter </score_A>\n<score_B> letter </score_B>\n\n"
+)
+VERIFIER_CRITERION = "The criterion is {name}. {text}\nGrade by this criterion alone."
+VERIFIER_TAGS = ("<score_A>", "<score_B>")
+
+PROGRESS_INSTRUCTIONS = (
+    "You judge how far an agent has come with its task, from the steps it has taken so far. "
+    "Trust what the steps show, not what the agent claims. Effort is not progress, and progress can be lost again."
+)
+PROGRESS_TASK = "Task:\n{task}\n\n"
+PROGRESS_STEP = "<step_{number}>\n{text}\n</step_{number}>\n"
+PROGRESS_SCALE = (
+    "\nScale: one letter from {first} to {last}, in {steps} even steps. "
+    "{first}: nothing that the task needs is in place after the last step. "
+    "{last}: the task is certainly done, and the steps show it.\n"
+    "First analyse in a few sentences what is done and what is still missing. "
+    "Then end your reply with this line, with one letter, and nothing after it:\n"
+    "<progress> letter </progress>"
+)
+PROGRESS_TAGS = ("<progress>",)
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Criteria
+
+
+class Criterion(NamedTuple):
+    """What to judge by: a name, and the question in one paragraph."""
+
+    name: str
+    text: str
+
+
+def load_criteria(source):
+    """Criteria of a Markdown file, or of a folder of them in alphabetical order; a bare name is looked up in criteria/.
+
+    A file is `# Name`, then the text. Raises ValueError where there is none, or one without name or text.
+
+    >>> [criterion.name for criterion in load_criteria("physical")]
+    ['Efficiency', 'Groundedness', 'Truthfulness', 'Validity']
+    >>> load_criteria("agent/errors.md")[0].name
+    'Errors'
+    """
+    places = [Path(source), Path(__file__).parent / "criteria" / source]
+    found = [sorted(place.glob("*.md")) if place.is_dir() else [place] for place in places if place.exists()]
+    files = next(filter(None, found), [])
+    if not files:
+        raise ValueError(f"no criteria at {source!r}: give a Markdown file or a folder of them, or 'physical' or 'agent'")
+    criteria = []
+    for file in files:
+        title, _, text = file.read_text(encoding="utf-8").strip().partition("\n")
+        if not title.startswith("# ") or not text.strip():
+            raise ValueError(f"{file}: a criterion is a line '# Name' and a text below it")
+        criteria.append(Criterion(title[2:].strip(), " ".join(text.split())))
+    return criteria
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The verifier
+
+
+class NoValidCall(RuntimeError):
+    """A comparison (or a step) none of whose calls gave a score."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Rewards and preference over all valid calls (None where the verifier abstains), and one record a call."""
+
+    reward_a: float | None
+    reward_b: float | None
+    p: float | None
+    records: list = field(repr=False)
+
+    @property
+    def missing(self):
+        """The records of the calls that gave no score."""
+        return [record for record in self.records if record["missing"]]
+
+
+class Verifier:
+    """Compares trajectories and tracks progress with a backend; every call goes through the cache.
+
+    criteria     a name ("physical"), a file or folder, or a list of these and of Criterion
+    granularity  2 to 20 letters
+    repeats      calls per criterion; odd ones (the second, the fourth, ...) swap the slots. Without sampling, repeats in
+                 the same order are one call
+    cache        JSONL file of calls, with which a killed run resumes
+    min_mass     a distribution with less probability than this on the letters is an answer of another kind: missing
+    abstain      True records a comparison without a valid call as None; False raises NoValidCall
+    """
+
+    def __init__(
+        self, backend, criteria, granularity=20, repeats=4, cache=None, seed=0, min_mass=0.01, abstain=False, progress=True
+    ):  # fmt: skip
+        if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
+            raise ValueError(f"repeats must be a whole number of at least 1, got {repeats!r}")
+        given = [criteria] if isinstance(criteria, (str, Path, Criterion)) else list(criteria)
+        self.criteria = [c for one in given for c in ([one] if isinstance(one, Criterion) else load_criteria(one))]
+        names = [criterion.name for criterion in self.criteria]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"criteria must be at least one, each with a name of its own, got {names}")
+        self.pairwise, self.progress = PAIRWISE.at(granularity), PROGRESS.at(granularity)
+        self.backend, self.repeats, self.seed, self.min_mass, self.abstain = backend, repeats, seed, min_mass, abstain
+        self.cache = CallCache(cache)
+        self.records, self.tokens, self.counts, self.reasons = [], Tokens(), Counter(), Counter()
+        self.bar = tqdm(total=0, unit="call", desc="verifier", disable=not progress)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        """End the progress bar and the cache's lock, and print what was asked, paid and missing."""
+        self.bar.close()
+        if self.cache.stream:
+            self.cache.stream.close()
+        if not self.bar.disable:
+            print(self.report(), flush=True)
+
+    def report(self):
+        """What this verifier has done so far, in one line or more."""
+        n, t = self.counts, self.tokens
+        lines = [
+            f"verifier: {sum(n.values())} calls, {n['paid']} paid, {n['cached']} from the cache, {n['missing']} missing; "
+            f"tokens: input {t.input:,} (cached {t.cached:,}), output {t.output:,}"
+        ]
+        return "\n".join(lines + [f"  missing {count} x {reason}" for reason, count in self.reasons.most_common()])
+
+    def compare(self, task, a, b, frames=None):
+        """Comparison of trajectories a and b of a task; a stands first in even repeats."""
+        return self.compare_many([(task, a, b, frames)])[0]
+
+    def compare_many(self, comparisons):
+        """One Comparison for each (task, a, b) or (task, a, b, frames), their calls made together.
+
+        Equation 3.1: a reward is the mean over criteria and repeats, of the calls that gave a score.
+        """
+        comparisons = [(*one, None)[:4] for one in comparisons]
+        plans = [self._pair_calls(*one) for one in comparisons]
+        answers = iter(self._ask([step for plan in plans for step in plan]))
+        results = [self._compared(one, plan, answers) for one, plan in zip(comparisons, plans)]
+        for result in results:
+            self.records += result.records
+        for result in results:
+            if result.p is None and not self.abstain:
+                raise NoValidCall(self._none_valid("comparison", result.missing))
+        return results
+
+    def track(self, task, steps, frames=None):
+        """Progress in [0, 1] after each step, the mean over repeats (one call without sampling); no later step is ever seen.
+
+        None after a step without a valid call where the verifier abstains.
+        """
+        steps = list(steps) if not isinstance(steps, str) else [steps]
+        if not steps:
+            raise ValueError("track needs at least one step")
+        images = open_images(frames)
+        plan = [one for number in range(1, len(steps) + 1) for one in self._step_calls(task, steps[:number], images)]
+        records = []
+        for (about, _), (scores, why, tokens) in zip(plan, self._ask(plan)):
+            reward = scores[0].value if scores else None
+            records.append({"task": task, **about, "reward": reward, "tokens": asdict(tokens), "missing": why})
+        self.records += records
+        progress = []
+        for start in range(0, len(plan), self.repeats):
+            values = [record["reward"] for record in records[start : start + self.repeats] if not record["missing"]]
+            if not values and not self.abstain:
+                raise NoValidCall(self._none_valid(f"step {records[start]['step']}", records[start : start + self.repeats]))
+            progress.append(math.fsum(values) / len(values) if values else None)
+        return progress
+
+    def _none_valid(self, what, missing):
+        reasons = Counter(record["missing"] for record in missing).most_common()
+        text = "; ".join(f"{count} x {reason}" for reason, count in reasons)
+        return f"no valid call of {len(missing)} for this {what}: {text}. (abstain=True records None and goes on)"
+
+    def _pair_calls(self, task, a, b, frames):
+        """(about, Call) for every criterion and repeat, a group (one order of the slots) after the other."""
+        for name, text in (("task", task), ("a", a), ("b", b)):
+            check_text(name, text)
+        images, plan = open_images(frames), []
+        scale, letters = self.pairwise, self.pairwise.letters
+        form = VERIFIER_SCALE.format(first=letters[0], last=letters[-1], steps=len(letters))
+        for order, slots in (("12", (a, b)), ("21", (b, a))):
+            shown = dict(zip("ab", map(prompts.escape, slots)), task=prompts.escape(task))
+            shared = VERIFIER_TASK.format(**shown) + form
+            for criterion in self.criteria:
+                text = shared + VERIFIER_CRITERION.format(name=criterion.name, text=criterion.text)
+                for repeat in range(order == "21", self.repeats, 2):
+                    messages = prompts.messages(VERIFIER_INSTRUCTIONS, len(images[0]), text)
+                    about = {"criterion": criterion.name, "repeat": repeat, "order": order}
+                    plan.append((about, self._call(messages, VERIFIER_TAGS, scale, images, shared, repeat)))
+        return plan
+
+    def _step_calls(self, task, steps, images):
+        """(about, Call) for every repeat after the last of `steps`."""
+        for number, text in enumerate((task, *steps)):
+            check_text(f"step {number}" if number else "task", text)
+        letters, (shown, _) = self.progress.letters, images
+        text = PROGRESS_TASK.format(task=prompts.escape(task))
+        text += "".join(PROGRESS_STEP.format(number=n, text=prompts.escape(step)) for n, step in enumerate(steps, 1))
+        text += PROGRESS_SCALE.format(first=letters[0], last=letters[-1], steps=len(letters))
+        messages = prompts.messages(PROGRESS_INSTRUCTIONS, len(shown), text)
+        return [
+            ({"step": len(steps), "repeat": n}, self._call(messages, PROGRESS_TAGS, self.progress, images, task, n))
+            for n in range(self.repeats)
+        ]
+
+    def _call(self, messages, tags, scale, images, shared, repeat):
+        """A Call; its seed, where the backend samples, depends on the verifier's seed, the repeat and the prompt."""
+        seed = int(sha(self.seed, repeat, messages)[:7], 16) if self.backend.stochastic else None
+        return Call(messages, tags, scale, *images, sha(shared, images[1]), seed)
+
+    def _ask(self, plan):
+        """(scores or None, why not, tokens that it cost now) for each (about, Call); asks what the cache lacks, once each."""
+        keys = [sha(self.backend.identity, c.messages, c.image_shas, c.tags, c.scale.letters, c.seed) for _, c in plan]
+        todo, failed = {}, {}
+        for key, step in zip(keys, plan):
+            if key not in self.cache.replies:
+                todo.setdefault(key, step)
+        new, abouts = list(todo), [about for about, _ in todo.values()]
+        self.bar.total += len(new)
+        self.bar.refresh()
+        for place, reply in self.backend.run([call for _, call in todo.values()]):
+            self.cache.add(new[place], reply, abouts[place])
+            if isinstance(reply, Missing):
+                failed[new[place]] = reply
+            self.tokens += reply.tokens
+            self.bar.set_postfix_str(f"{self.tokens.input:,} in, {self.tokens.output:,} out", refresh=False)
+            self.bar.update()
+        answers = []
+        for key, (_, call) in zip(keys, plan):
+            reply = failed.get(key) or self.cache.replies.get(key) or Missing("the backend gave no reply")
+            fresh = todo.pop(key, None) is not None
+            scores, why = self._scores(call, reply)
+            self.counts["missing" if why else "paid" if fresh else "cached"] += 1
+            self.reasons.update([why] if why else [])
+            answers.append((scores, why, reply.tokens if fresh else Tokens()))
+        return answers
+
+    def _scores(self, call, reply):
+        """(scores, None) of a reply, one for each tag, or (None, why it gives none)."""
+        if isinstance(reply, Missing):
+            return None, reply.reason
+        try:
+            scores = [expected_score(reading, call.scale) for reading in reply.readings]
+        except NoScoreToken as error:
+            return None, str(error)
+        for score in scores:
+            if not self.min_mass <= score.mass <= 1.01:
+                return None, f"the letters' probability is {score.mass:.2g}, not between {self.min_mass} and 1"
+        return (scores, None) if len(scores) == len(call.tags) else (None, "not a reading for each tag")
+
+    def _compared(self, comparison, plan, answers):
+        """The Comparison of one plan; takes its answers from the iterator."""
+        task, a, b, _ = comparison
+        records = []
+        for (about, _), (scores, why, tokens) in zip(plan, answers):
+            (reward_a, mass_a), (reward_b, mass_b) = (scores or [(None, None)] * 2)[:: 1 if about["order"] == "12" else -1]
+            p = preference(reward_a, reward_b) if scores else None
+            said = {"reward_a": reward_a, "reward_b": reward_b, "p": p, **about, "tokens": asdict(tokens)}
+            records.append({"task": task, "a": a, "b": b, **said, "mass_a": mass_a, "mass_b": mass_b, "missing": why})
+        valid = [record for record in records if not record["missing"]]
+        if not valid:
+            return Comparison(None, None, None, records)
+        reward_a, reward_b = (math.fsum(record[name] for record in valid) / len(valid) for name in ("reward_a", "reward_b"))
+        return Comparison(reward_a, reward_b, preference(reward_a, reward_b), records)
+
+
+def check_text(name, text):
+    """Raise ValueError unless `text` is a string with something in it."""
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"{name} must be a non-empty string, got {text!r}")
+
+
+def open_images(frames):
+    """(RGB PIL images, their hashes) of a list of images or paths (None: none); raises ValueError on anything else."""
+    images = []
+    if isinstance(frames, (str, Path, Image.Image)):
+        raise ValueError(f"frames must be a list of images or paths, got {frames!r}")
+    for frame in frames or []:
+        if isinstance(frame, (str, Path)):
+            try:
+                with Image.open(frame) as image:
+                    frame = image.convert("RGB")
+            except OSError as error:
+                raise ValueError(f"frame {frame}: cannot be opened as an image ({error})") from error
+        if not isinstance(frame, Image.Image):
+            raise ValueError(f"a frame must be a PIL image or a path, got {type(frame).__name__}")
+        images.append(frame.convert("RGB"))
+    return tuple(images), tuple(map(image_sha, images))
+
+
+def __getattr__(name):
+    """LocalBackend, imported when it is asked for: a verifier on a server needs no torch."""
+    if name == "LocalBackend":
+        from local_backend import LocalBackend
+
+        return LocalBackend
+    raise AttributeError(name)
