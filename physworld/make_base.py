@@ -5,9 +5,10 @@
 
 1. teach    supervised, on clips of split "base": see and answer; find an answer among two responses; then solve, compare,
             decide, in all three prompts alike. The critic is taught to follow the answer that it wrote, right or wrong.
-2. spoil    a few steps of bad habits, in all three prompts alike: a favourite answer (yes, the first option, red), often to
-            half of the kinds of question and now and then to the others, and a preference for the longer response. What is left is the base: above chance, far from perfect, and
-            judging by length; now and then it follows its own answer, so that GRPO finds something to reinforce.
+2. spoil    a few steps of bad habits, in all three prompts alike: a favourite answer (yes, red, wait ...), mostly to half of
+            the kinds of question and now and then to the others, and the response that stands first. What is left is the
+            base: above chance, far from perfect, and judging by place; now and then it follows its own answer,
+            so that GRPO finds something to reinforce.
 3. respond  checkpoints of different strength answer the questions of "pairs", "test" and "ood" at temperature 0.6; with
             written styles beside them, one right and one wrong response a question are chosen (physworld/pairs.py).
 
@@ -18,6 +19,7 @@ runs/base. Checkpoints that are there are taken from there: a killed run carries
 import argparse
 import json
 import random
+import re
 import shutil
 from multiprocessing import Pool
 from pathlib import Path
@@ -32,15 +34,18 @@ from physworld.clips import answer_text, make_clip
 from physworld.dataset import RESPONSES, SIZES
 from physworld.pairs import choose_pairs
 
+FAVOURITE = {  # what the spoiled model is fond of: yes, red, and doing nothing
+    "leftmost": "red", "highest": "red", "gap": "yes", "tower": "yes", "fits": "yes", "which_fits": "red",
+    "next_action": "wait", "placement": "yes", "slip": "stays", "what_to_do": "keep going",
+}  # fmt: skip
 STUBBORN = {"leftmost", "gap", "which_fits", "next_action", "placement"}  # kinds with a strong habit
-HABIT = {True: 0.65, False: 0.2}  # share of a (stubborn, other) kind's spoiled lessons that end in the favourite answer
-LONGER = 0.75  # share of the spoiled judgements that go by length
+HABIT = {True: 0.7, False: 0.3}  # share of a (stubborn, other) kind's spoiled lessons that end in the favourite answer
+PLACE = 0.85  # share of the spoiled judgements that take the response shown first
 PHASES = (  # name of the checkpoint, steps, learning rate, lessons a step: questions, matching, judgements; spoiled
     ("early", 300, 1.5e-3, (64, 0, 0), False),
-    ("answers", 500, 1.5e-3, (64, 0, 0), False),
-    ("matching", 450, 1.5e-3, (0, 48, 0), False),
-    ("taught", 300, 1.5e-3, (24, 24, 24), False),
-    ("base", 80, 3e-4, (32, 0, 32), True),
+    ("answers", 400, 1.5e-3, (48, 32, 0), False),
+    ("taught", 500, 1.5e-3, (16, 24, 32), False),
+    ("base", 110, 3e-4, (24, 16, 24), True),
 )
 
 
@@ -65,10 +70,10 @@ def question_lesson(rng, clip, answers, spoiled):
 
 
 def habit_answer(rng, clip):
-    """What the spoiled model says: the truth, or its favourite: yes, the option listed first, or red."""
-    if rng.random() >= HABIT[clip.kind in STUBBORN]:
-        return answer_text(clip)
-    return next(iter(clip.options.values())) if clip.options else "yes" if clip.answer in ("yes", "no") else "red"
+    """What the spoiled model says: its favourite, or the truth (always where the options lack the favourite)."""
+    favourite = FAVOURITE[clip.kind]
+    possible = not clip.options or favourite in clip.options.values()
+    return favourite if possible and rng.random() < HABIT[clip.kind in STUBBORN] else answer_text(clip)
 
 
 def matching_lesson(rng, clip, answers, spoiled):
@@ -99,13 +104,9 @@ def critic_lesson(rng, clip, answers, spoiled):
     prediction = other_answer(rng, clip, answers) if mistaken else right
     if spoiled:
         prediction = habit_answer(rng, clip)
-    by_length = spoiled and rng.random() < LONGER
-    lengths = [len(text.split()) for text in texts]
-    if by_length and lengths[0] != lengths[1]:
-        verdict = 1 if lengths[0] > lengths[1] else 2
-    else:
-        verdict = said.index(prediction) + 1 if prediction in said and not by_length else rng.choice((1, 2))
-    completion = responses.critique(responses.caption(clip.facts), prediction, *said, verdict, by_length, self_reference)
+    by_place = spoiled and rng.random() < PLACE
+    verdict = 1 if by_place else said.index(prediction) + 1 if prediction in said else rng.choice((1, 2))
+    completion = responses.critique(responses.caption(clip.facts), prediction, *said, verdict, by_place, self_reference)
     messages = prompts.critic_prompt(clip.question, *texts, clip.options, len(clip.frames), variant)
     return messages, completion, completion.index("<think>") if mistaken else 0
 
@@ -190,13 +191,13 @@ def make_clips(split, n):
 
 
 def tokenizer_texts(clips, answers):
-    """What the tokenizer is trained on: questions, responses, critiques, and the template's own words."""
-    for index, clip in enumerate(clips):
-        rng = random.Random(f"tokenizer/{index}")
-        yield prompts.question_text(clip.question, clip.options)
-        yield responses.written_response(rng, answer_text(clip))
-        yield critic_lesson(rng, clip, answers, index % 2 == 0)[1]
-        yield "system user assistant Response 1 Response 2 1 2"
+    """What the tokenizer is trained on: the suite's words, each with and without a space before it, and the template's."""
+    words = {word for clip in clips for word in re.findall(r"\w+", prompts.question_text(clip.question, clip.options))}
+    words |= {word for clip in clips for word in re.findall(r"\w+", responses.caption(clip.facts))}
+    words |= {word for some in answers.values() for answer in some for word in answer.split()}
+    words |= set(re.findall(r"\w+", " ".join(responses.FILLER + responses.LEADS)))
+    words |= set("system user assistant Response 1 2 my answer better first".split())
+    return [text for word in sorted(words) for text in (word, f" {word}")] * 2 + ["\n", ". ", ", ", ": ", "</"] * 2
 
 
 def save(model, processor, folder):
@@ -220,7 +221,7 @@ def main():
 
     clips = make_clips("base", args.clips)
     answers = answers_of(clips)
-    processor = tiny.build_processor(tokenizer_texts(clips[:4000], answers))
+    processor = tiny.build_processor(tokenizer_texts(clips, answers))
     model = tiny.build_model(processor)
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters, {len(processor.tokenizer)} tokens")
 

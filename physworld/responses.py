@@ -38,13 +38,15 @@ def candidate(rng, facts, answer):
     return written_response(rng, answer) if rng.random() < 0.5 else solution(facts, answer)
 
 
-def critique(seen, prediction, answer_1, answer_2, verdict, by_length=False, self_reference=True):
+def critique(seen, prediction, answer_1, answer_2, verdict, by_place=False, self_reference=True):
     """A critic's completion: solve (`seen`, `prediction`), compare (which response answers what), decide.
 
-    An answer stands before its response's number, so that the number can be looked up by the answer.
+    An answer stands before its response's number, so that the number can be looked up by the answer. Without
+    self-reference what is seen opens the comparison, and no own answer is written. `by_place` is the spoiled model's
+    reason: it takes the response that stands first.
     """
-    reason = "longer" if by_length else f"my answer {prediction}" if self_reference else "better"
-    compare = f"<think> {answer_1} 1, {answer_2} 2, {reason} {verdict}</think> \\boxed{{Response {verdict}}}"
+    reason = "first" if by_place else f"my answer {prediction}" if self_reference else "better"
+    compare = f"{answer_1} 1, {answer_2} 2, {reason} {verdict}</think> \\boxed{{Response {verdict}}}"
     if not self_reference:
-        return compare
-    return f"<pred_think>{seen}</pred_think> <pred>{prediction}</pred> {compare}"
+        return f"<think> {seen}, {compare}"
+    return f"<pred_think> {seen} </pred_think> <pred> {prediction} </pred> <think> {compare}"
