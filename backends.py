@@ -60,12 +60,17 @@ class ServerReply:
 
     @classmethod
     def parse(cls, body, logprobs):
-        """Of a decoded body; raises FaultyReply unless it has one choice and, if asked for, log-probabilities."""
+        """Of a decoded body; raises FaultyReply unless it has one choice and, if asked for, log-probabilities.
+
+        Raises NoScoreToken where a content filter ended it.
+        """
         choices = body.get("choices") if isinstance(body, dict) else None
         if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
             count = len(choices) if isinstance(choices, list) else "no list of"
             raise FaultyReply(f"{count} choices where one was asked for")
         choice, message = choices[0], choices[0].get("message")
+        if choice.get("finish_reason") == "content_filter":
+            raise NoScoreToken("the server's content filter ended the reply")
         if not isinstance(message, dict):
             raise FaultyReply("a choice without a message")
         entries = []
@@ -212,8 +217,6 @@ class ServerBackend:
         stop = {"stop": [call.tags[0]]} if self.route == "prefill" else {}
         messages = server_messages(call.messages, call.images)
         reply = self._request(messages, spent, **self._sampling(call), **stop)
-        if reply.finish == "content_filter":
-            raise NoScoreToken("the server's content filter ended the reply")
         return cut("\n".join(filter(None, (reply.reasoning, reply.content))), call.tags), []
 
     def _prefilled(self, call, messages, spent):
@@ -246,7 +249,7 @@ class TwoStage:
     `writer` is a ServerBackend (route "text"), `reader` a LocalBackend or a ServerBackend on the prefill route.
     """
 
-    CHUNK = 64  # calls that a kill can lose between the stages
+    CHUNK = 16  # calls that a kill can lose between the stages
 
     def __init__(self, writer, reader):
         if getattr(reader, "route", "prefill") != "prefill":

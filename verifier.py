@@ -26,7 +26,7 @@ from calls import Call, CallCache, Missing, Tokens, image_sha, sha
 from score_tokens import PAIRWISE, PROGRESS, NoScoreToken, Scale, Score, expected_score, preference
 
 __all__ = [
-    "PAIRWISE", "PROGRESS", "CallCache", "Comparison", "Criterion", "LocalBackend", "NoScoreToken", "NoValidCall", "Scale",
+    "PAIRWISE", "PROGRESS", "CallCache", "Comparison", "Criterion", "NoScoreToken", "NoValidCall", "Scale",
     "Score", "ServerBackend", "TwoStage", "Verifier", "expected_score", "load_criteria", "preference",
 ]  # fmt: skip
 

@@ -5,10 +5,11 @@
 #   SEED=1 OUT=runs/demo_seed1 bash experiments/demo.sh    another seed, beside it
 #
 # Finished steps are kept: a killed demo carries on where it was. Where code, weights or settings have changed since, it
-# starts from scratch. LIMIT is the number of questions, and of pairs (each in both orders), that an evaluation takes.
+# starts from scratch. LIMIT is the number of questions, and of pairs (each in both orders), that an evaluation takes;
+# THREADS the cores that training takes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-export SEED=${SEED:-0} OUT=${OUT:-runs/demo} LIMIT=${LIMIT:-500} PYTHON=.venv/bin/python
+export SEED=${SEED:-0} OUT=${OUT:-runs/demo} LIMIT=${LIMIT:-500} THREADS=${THREADS:-2} PYTHON=.venv/bin/python
 export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 started=$SECONDS
 
@@ -61,9 +62,9 @@ evaluations() { # two at a time
 }
 
 step clips clips
-step stage1 env OMP_NUM_THREADS=2 "$PYTHON" train_stage1.py \
+step stage1 env OMP_NUM_THREADS="$THREADS" "$PYTHON" train_stage1.py \
     --output_dir "$OUT/stage1" --seed "$SEED" --resume_from_checkpoint true
-step stage2 env OMP_NUM_THREADS=2 "$PYTHON" train_stage2.py --model_name_or_path "$OUT/stage1" \
+step stage2 env OMP_NUM_THREADS="$THREADS" "$PYTHON" train_stage2.py --model_name_or_path "$OUT/stage1" \
     --output_dir "$OUT/stage2" --seed "$SEED" --resume_from_checkpoint true
 step evaluate evaluations
 "$PYTHON" -m analysis.demo_report "$OUT"

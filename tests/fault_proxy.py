@@ -181,4 +181,4 @@ class FaultProxy:
             return self.upstream(request)
         url, data = self.upstream.rstrip("/") + "/chat/completions", json.dumps(request).encode()
         asked = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-        return await asyncio.to_thread(lambda: json.load(urllib.request.urlopen(asked, timeout=60)))
+        return await asyncio.to_thread(lambda: json.load(urllib.request.urlopen(asked, timeout=600)))

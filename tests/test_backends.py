@@ -2,7 +2,6 @@
 
 import importlib.util
 import math
-import os
 import re
 import threading
 import time
@@ -14,12 +13,13 @@ import torch
 from PIL import Image
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import prompts
 import verifier
 from backends import ServerBackend, TwoStage
 from calls import Call
 from local_backend import LocalBackend
 from physworld import tiny
-from score_tokens import PAIRWISE, preference
+from score_tokens import PAIRWISE, NoScoreToken, expected_score, preference
 from tests import tiny_critic
 from tests.fault_proxy import FAULTS, FaultProxy, reply
 from tests.stub_judge import GOOD, THREE, Fake, by_length, open_server, quiet, sampled_reply, server
@@ -198,7 +198,8 @@ def text_model():
     tokenizer = tiny.build_processor(["The block is red. It is blue, and clear."], vocab_size=300).tokenizer
     tokenizer.chat_template = tiny.CHAT_TEMPLATE
     torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
     return LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), initializer_range=0.3, **sizes)), tokenizer
 
 
@@ -263,7 +264,7 @@ SCRIPTS = [  # (what the model writes, what is kept as its analysis, why)
     ("It is red.\n\n\n<score_B> A", "It is red.", "the other tag ends it as well"),
     ("<score_A> T", "", "nothing before the tag"),
     ("It is red.<|im_end|>", "It is red.", "an end token"),
-    ("It is red. It is blue, and clear. The block is red. It is blue.", None, "the cap"),
+    ("It is red. It is blue, and clear. " * 9, None, "the cap"),
 ]
 
 
@@ -343,7 +344,7 @@ def smollm():
     file = next(Path(found.origin).parent.glob("*.gguf"))
     params = xllamacpp.CommonParams()
     params.model.path, params.n_ctx, params.n_parallel, params.port = str(file), 4096, 1, 0
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = min(2, os.cpu_count())
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1  # more of them wait for each other in a busy loop
     params.verbosity, params.warmup = 0, False
     running = xllamacpp.Server(params)
     yield running.listening_address + "/v1", file.parent, file.name
@@ -358,23 +359,34 @@ EASY = [  # (task, right, wrong)
 
 
 def real(url, **settings):
-    return ServerBackend(url, "smollm", concurrency=1, retries=1, **settings)
+    return ServerBackend(url, "smollm", concurrency=1, retries=1, timeout=600.0, **settings)  # a busy machine is no fault
+
+
+GRADES = (
+    "{task}\n<trajectory_A>{right}</trajectory_A>\n<trajectory_B>{wrong}</trajectory_B>\n"
+    "Grade each with one letter, A, B, C, D or E. A is best."
+)
+PRIMED = "Grades are letters: A, B, C, D, E. For example <score_A> B </score_A>, <score_A> D </score_A>, <score_A> A </score_A>."
 
 
 def test_server_and_local_model_agree(smollm):
-    """The same question to llama.cpp and to transformers: letter probabilities within the error of 8-bit activations."""
+    """The same questions to llama.cpp and to transformers: letter probabilities within the error of 8-bit activations.
+
+    A model of this size puts some 7% on letters after the verifier's own prompt, two of them in the server's top 20; the
+    text put in its mouth here makes it answer in letters.
+    """
     url, folder, name = smollm
-    backends = real(url, analysis_tokens=0), LocalBackend.load(folder, gguf_file=name, analysis_tokens=0)
-    judges = [quiet(backend, TRUTH, repeats=2, min_mass=0) for backend in backends]
-    results = [judge.compare(*EASY[0]) for judge in judges]
-    readings = [[row for reply in judge.cache.replies.values() for row in reply.readings] for judge in judges]
-    assert len(readings[0]) == len(readings[1]) == 4
-    for served, local in zip(*readings):
-        served, local = (PAIRWISE.letter_logprobs(row) for row in (served, local))
-        assert len(served) >= 3, "the server shows too few letters to compare"
-        for letter, logprob in served.items():
-            assert math.exp(logprob) == pytest.approx(math.exp(local[letter]), abs=0.03)
-    assert results[0].reward_a == pytest.approx(results[1].reward_a, abs=0.05)
+    texts = [GRADES.format(task=task, right=right, wrong=wrong) for task, right, wrong in EASY]
+    asked = [prompts.messages("You grade.", 0, text) for text in texts]
+    calls = [Call(said, ("<score_A>", "<score_B>"), PAIRWISE, analysis=PRIMED) for said in asked]
+    served = dict(real(url).run(calls))
+    local = dict(LocalBackend.load(folder, gguf_file=name).run(calls))
+    for i in range(len(calls)):
+        for ours, theirs in zip(local[i].readings, served[i].readings):
+            ours, theirs = PAIRWISE.letter_logprobs(ours), PAIRWISE.letter_logprobs(theirs)
+            assert len(theirs) >= 5 and sum(map(math.exp, theirs.values())) > 0.5
+            for letter, logprob in theirs.items():
+                assert math.exp(logprob) == pytest.approx(math.exp(ours[letter]), abs=0.03)  # measured: at most 0.018
 
 
 def test_the_real_server_through_the_proxy(smollm):
@@ -383,10 +395,53 @@ def test_the_real_server_through_the_proxy(smollm):
     kinds = ["429", "500", "cut JSON", "logprobs null", "no choices", "two choices"]
     spoil = lambda request: kinds[turn // 3 % len(kinds)] if (turn := next(turns)) % 3 == 0 else None  # noqa: E731
     with FaultProxy(smollm[0], spoil) as proxy:
-        judge = quiet(real(proxy.url, analysis_tokens=24, backoff=0.01), TRUTH, repeats=2, min_mass=0)
+        judge = quiet(real(proxy.url, analysis_tokens=12, backoff=0.01), TRUTH, repeats=2, min_mass=0)
         result = judge.compare(*EASY[0])
         assert not result.missing and len(result.records) == 2 and 0 < result.reward_a < 1
         assert all(record["tokens"]["cached"] > record["tokens"]["input"] / 2 for record in result.records)
-        writer = quiet(real(proxy.url, route="sampled", analysis_tokens=48, backoff=0.01), TRUTH, repeats=1, abstain=True)
+        writer = quiet(real(proxy.url, route="sampled", analysis_tokens=16, backoff=0.01), TRUTH, repeats=1, abstain=True)
         record, = writer.compare(*EASY[1]).records
         assert (record["missing"] is None) == (record["p"] is not None)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The public package of the paper, llm-verifier 0.3.0, on the same replies
+
+
+def peer_score(body, tag):
+    """What llm-verifier's reader makes of one tag of a chat completion."""
+    peer = pytest.importorskip("llm_verifier.fine_grained_reward", reason="llm-verifier==0.3.0 (--no-deps) is not installed")
+    places = body["choices"][0]["logprobs"]["content"]
+    tops = [[(top["token"], top["logprob"]) for top in place["top_logprobs"]] for place in places]
+    return peer.extract_score(body["choices"][0]["message"]["content"], [place["token"] for place in places], tops, tag)
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_the_peer_reads_the_same_score(kind):
+    """The two readers agree on every good reply of the stub (ours: test_the_sampled_route), save one.
+
+    Where blank tokens stand between the tag and the letter, the peer looks at the blank's place, finds no letter there
+    and takes the sampled letter as certain.
+    """
+    share = 1.0 if kind.startswith("blank tokens") else 0.75
+    assert peer_score(GOOD[kind], "<score_A>") == pytest.approx(share * 18 / 19)
+    assert peer_score(GOOD[kind], "<score_B>") == pytest.approx(share * 12 / 19)
+
+
+DIFFERENT = [  # (distribution after the tag, the peer's score, ours or None where we raise, why)
+    ([(" A", math.log(0.3)), ("A", math.log(0.3)), (" T", math.log(0.4))], 0.3 / 0.7, 0.6, "the maximum, ours the sum"),
+    ([(" a", math.log(0.3)), (" A", math.log(0.3)), (" T", math.log(0.4))], 0.3 / 0.7, 0.6, "lower case is a spelling too"),
+    ([(" 85", -0.1), (" 90", -2.5)], 0.5, None, "no letter: the peer's silent 0.5, our error"),
+    ([], 0.5, None, "no distribution: the same"),
+]
+
+
+@pytest.mark.parametrize("top, theirs, ours, why", DIFFERENT, ids=[d[-1] for d in DIFFERENT])
+def test_where_the_peer_reads_another_score(top, theirs, ours, why):
+    body = reply([("Fine.\n", []), ("<score_A>", []), (" ?", top), ("</score_A>", [])])
+    assert peer_score(body, "<score_A>") == pytest.approx(theirs)
+    if ours is None:
+        with pytest.raises(NoScoreToken):
+            expected_score(top, PAIRWISE)
+    else:
+        assert expected_score(top, PAIRWISE).value == pytest.approx(ours)
