@@ -9,6 +9,7 @@ A pair's question is a clip made from its id; its two responses were sampled onc
 """
 
 import json
+import os
 from pathlib import Path
 
 from physworld.clips import write_split
@@ -49,7 +50,7 @@ def pairs_file(split, n=None, root=ROOT):
                     "responses were labelled; install the pymunk of requirements.txt, or run physworld/make_base.py"
                 )
             rows.append(json.dumps(question | pair))
-    temporary = path.with_suffix(".tmp")
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")  # two runs may make it at once
     temporary.write_text("\n".join(rows) + "\n", encoding="utf-8")
     temporary.replace(path)
     return path
