@@ -1,6 +1,6 @@
 """Make the embedded base model and the committed responses, from nothing.
 
-    python -m physworld.make_base                  everything, about 35 minutes on two cores
+    python -m physworld.make_base                  everything, about 20 minutes on two cores
     python -m physworld.make_base --clips 600 --share 0.02 --out /tmp/base --work /tmp/base_work     a trial of the path
 
 1. teach    supervised, on clips of split "base": see and answer; find an answer among two responses; then solve, compare,
