@@ -7,12 +7,13 @@
 
 Copies of each demo: results, rows (gzip), the trainers' config and log history, the report of the first. Rates pool the
 seeds and resample questions, so their intervals speak of other questions, not of other seeds; each seed stands in
-summary.json by itself. Fails where a file is missing or an evaluation is not finished.
+summary.json by itself (demo: seed 0). Fails where a file is missing or an evaluation is not finished.
 """
 
 import argparse
 import gzip
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -20,8 +21,6 @@ from analysis import headline
 from analysis.coupling import clustered_interval, estimate, first_shown, is_right, pairs, prefers_longer, read_rows, row_key
 from analysis.demo_report import MODELS, SPLITS, load_results, log_history
 from analysis.demo_report import percent as percent_text
-
-COMMAND = "make demo; python -m analysis.record_demo"
 
 
 def rows_of(folders, model, mode, split):
@@ -118,7 +117,7 @@ def readme(target, folders, results, entries):
     ]  # fmt: skip
     for split, title in SPLITS.items():
         lines += ["", f"## {title}", "", *pooled_table(folders, split)]
-    lines += ["", "seed*/: results and rows of evaluate.py, the trainers' configurations and logs. report.md: the first seed's demo.", ""]
+    lines += ["", "demo*/: results and rows of evaluate.py, the trainers' configurations and logs. report.md: the first seed's demo.", ""]
     (target / "README.md").write_text("\n".join(lines), encoding="utf-8")
 
 
@@ -142,20 +141,21 @@ def record(target, folders):
     """Write the record and its headline entries."""
     results = [load_results(folder) for folder in folders]
     entries = summarise(folders, results)
-    for seed, folder in enumerate(folders):
-        copy_demo(folder, target / f"seed{seed}")
+    for folder in folders:
+        copy_demo(folder, target / folder.name)
     shutil.copy(folders[0] / "report.md", target)
     shutil.copy(folders[0] / "learning_curves.png", target)
     shutil.copytree(folders[0] / "frames", target / "frames", dirs_exist_ok=True)
-    by_seed = [
-        {
+    by_seed = {
+        folder.name: {
             f"{model}_{mode}_{split}": {k: r[model, mode, split][k] for k in ("accuracy", "consistency", "coupling_one_order") if k in r[model, mode, split]}
             for model, mode, split in r
         }
-        for r in results
-    ]
+        for folder, r in zip(folders, results)
+    }
     commit = results[0]["stage2", "judge", "test"]["commit"]
-    where = {"command": COMMAND, "record": str(target), "commit": commit}
+    command = shlex.join(["python", "-m", "analysis.record_demo", str(target), *map(str, folders)])
+    where = {"command": f"make demo (and seeds as the record says); {command}", "record": str(target), "commit": commit}
     entries = {name: entry | where for name, entry in entries.items()}
     (target / "summary.json").write_text(json.dumps({"headline": entries, "seeds": by_seed}, indent=1) + "\n", encoding="utf-8")
     readme(target, folders, results, entries)
