@@ -116,11 +116,6 @@ def expected_score(top_logprobs, scale):
     return Score(min(max(value, 0.0), 1.0), math.exp(total))
 
 
-def preference(reward_a, reward_b):
-    """Bradley-Terry probability that a is better, sigmoid(R_a - R_b); rewards in [0, 1] keep it in [0.269, 0.731]."""
-    return 1 / (1 + math.exp(reward_b - reward_a))
-
-
 def closing(tag):
     """The tag that closes `tag`."""
     return "</" + tag[1:]

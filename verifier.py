@@ -23,7 +23,8 @@ from tqdm import tqdm
 import prompts
 from backends import ServerBackend, TwoStage
 from calls import Call, CallCache, Missing, Tokens, image_sha, sha
-from score_tokens import PAIRWISE, PROGRESS, NoScoreToken, Scale, Score, expected_score, preference
+from ppt import preference
+from score_tokens import PAIRWISE, PROGRESS, NoScoreToken, Scale, Score, expected_score
 
 __all__ = [
     "PAIRWISE", "PROGRESS", "CallCache", "Comparison", "Criterion", "NoScoreToken", "NoValidCall", "Scale",

@@ -179,6 +179,15 @@ def summarise(rows, mode):
     return summary
 
 
+def mean_gain(gains):
+    """(mean, low, high, n) of paired differences, `gains` mapping a cluster to its differences; resampled by cluster."""
+    sums, counts = [sum(g) for g in gains.values()], [len(g) for g in gains.values()]
+    value = sum(sums) / sum(counts)
+    if len({s / c for s, c in zip(sums, counts)}) == 1:  # every question moved alike: no spread to resample
+        return value, value, value, sum(counts)
+    return (value, *clustered_interval(sums, counts, [""] * len(sums)), sum(counts))
+
+
 def paired_difference(a, b):
     """{"points", "low", "high", "p", "n"}: by how many points the result JSONL `a` is above `b`, on the same questions.
 
@@ -198,11 +207,6 @@ def paired_difference(a, b):
         gains.setdefault(row["cluster"], []).append(right_a - right_b)
         if key[1] in (None, "12"):
             cells[1 - right_a][1 - right_b] += 1
-    sums, counts = [sum(g) for g in gains.values()], [len(g) for g in gains.values()]
-    value = sum(sums) / sum(counts)
-    if len({s / c for s, c in zip(sums, counts)}) == 1:  # every question moved alike: no spread to resample
-        low = high = value
-    else:
-        low, high = clustered_interval(sums, counts, [""] * len(sums))
+    value, low, high, n = mean_gain(gains)
     p = float(mcnemar(cells, exact=True).pvalue)
-    return {"points": 100 * value, "low": 100 * low, "high": 100 * high, "p": p, "n": sum(counts)}
+    return {"points": 100 * value, "low": 100 * low, "high": 100 * high, "p": p, "n": n}

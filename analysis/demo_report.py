@@ -200,11 +200,17 @@ def examples(folder, results):
     return lines
 
 
+def step_seconds(folder):
+    """(name, seconds) of each finished step of a demo."""
+    lines = existing(folder / "steps.tsv").read_text().splitlines()
+    return [(name, int(seconds)) for name, seconds in (line.split("\t") for line in lines)]
+
+
 def times(folder):
     """Markdown line: minutes of each step and in all."""
-    steps = [line.split("\t") for line in existing(folder / "steps.tsv").read_text().splitlines()]
-    parts = ", ".join(f"{name} {int(seconds) / 60:.1f}" for name, seconds in steps)
-    return f"Total: **{sum(int(seconds) for _, seconds in steps) / 60:.1f} minutes** ({parts})."
+    steps = step_seconds(folder)
+    parts = ", ".join(f"{name} {seconds / 60:.1f}" for name, seconds in steps)
+    return f"Total: **{sum(seconds for _, seconds in steps) / 60:.1f} minutes** ({parts})."
 
 
 def report(folder):

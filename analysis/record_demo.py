@@ -18,8 +18,8 @@ import shutil
 from pathlib import Path
 
 from analysis import headline
-from analysis.coupling import clustered_interval, estimate, first_shown, is_right, pairs, prefers_longer, read_rows, row_key
-from analysis.demo_report import MODELS, SPLITS, load_results, log_history
+from analysis.coupling import estimate, first_shown, is_right, mean_gain, pairs, prefers_longer, read_rows, row_key
+from analysis.demo_report import MODELS, SPLITS, load_results, log_history, step_seconds
 from analysis.demo_report import percent as percent_text
 
 
@@ -39,10 +39,8 @@ def gain(after, before):
     for rows_after, rows_before in zip(after, before, strict=True):
         earlier = {row_key(row): row for row in rows_before}
         for row in rows_after:
-            gains.setdefault(row["cluster"], []).append(100 * (is_right(row) - is_right(earlier[row_key(row)])))
-    sums, counts = [sum(g) for g in gains.values()], [len(g) for g in gains.values()]
-    low, high = clustered_interval(sums, counts, [""] * len(sums))
-    return {"value": sum(sums) / sum(counts), "low": low, "high": high, "n": sum(counts)}
+            gains.setdefault(row["cluster"], []).append(is_right(row) - is_right(earlier[row_key(row)]))
+    return percent(dict(zip(("value", "low", "high", "n"), mean_gain(gains))))
 
 
 def percent(entry):
@@ -57,7 +55,7 @@ def spread(values, n):
 
 def minutes(folder):
     """Duration of a demo, from its steps.tsv."""
-    return sum(int(line.split("\t")[1]) for line in (folder / "steps.tsv").read_text().splitlines()) / 60
+    return sum(seconds for _, seconds in step_seconds(folder)) / 60
 
 
 def summarise(folders, results):
@@ -103,7 +101,7 @@ def pooled_table(folders, split):
     return lines
 
 
-def readme(target, folders, results, entries):
+def readme(target, folders, results, entries, command):
     """The record's README: what is claimed, by which commands, on which machine, and all rates."""
     final = results[0]["stage2", "judge", "test"]
     lines = [
@@ -111,7 +109,7 @@ def readme(target, folders, results, entries):
         "Claim: GRPO teaches the spoiled base to answer (stage 1), then to judge by its own answer (stage 2).", "",
         f"{len(folders)} seeds; greedy decoding; percent with 95% intervals that resample questions, seeds pooled. Machine: "
         f"{final['machine']}; versions: {final['versions']}; commit {final['commit']}.", "",
-        "Commands: " + "; ".join(f"`{line.strip()}`" for line in __doc__.splitlines() if line.startswith("    ")) + ".", "",
+        f"Commands: `make demo` (runs/demo, seed 0); other seeds `SEED=n OUT=runs/demo_seedn bash experiments/demo.sh`; `{command}`.", "",
         "| Headline | Value |", "|---|---|",
         *(f"| {name} | {e['value']:.2f} [{e['low']:.2f}, {e['high']:.2f}] {e['unit']}, n {e['n']} |" for name, e in entries.items()),
     ]  # fmt: skip
@@ -158,7 +156,7 @@ def record(target, folders):
     where = {"command": f"make demo (and seeds as the record says); {command}", "record": str(target), "commit": commit}
     entries = {name: entry | where for name, entry in entries.items()}
     (target / "summary.json").write_text(json.dumps({"headline": entries, "seeds": by_seed}, indent=1) + "\n", encoding="utf-8")
-    readme(target, folders, results, entries)
+    readme(target, folders, results, entries, command)
     headline.update(entries)
     print("\n".join(headline.table(headline.read())))
 

@@ -19,7 +19,8 @@ from backends import ServerBackend, TwoStage
 from calls import Call
 from local_backend import LocalBackend
 from physworld import tiny
-from score_tokens import PAIRWISE, NoScoreToken, expected_score, preference
+from ppt import preference
+from score_tokens import PAIRWISE, NoScoreToken, expected_score
 from tests import tiny_critic
 from tests.fault_proxy import FAULTS, FaultProxy, reply
 from tests.stub_judge import GOOD, THREE, Fake, by_length, open_server, quiet, sampled_reply, server

@@ -15,7 +15,8 @@ from PIL import Image
 
 from backends import ServerBackend, TwoStage
 from calls import Reply, Tokens
-from score_tokens import PAIRWISE, PROGRESS, NoScoreToken, after_last_tag, expected_score, preference
+from ppt import preference
+from score_tokens import PAIRWISE, PROGRESS, NoScoreToken, after_last_tag, expected_score
 from tests.stub_judge import LOG, ONE, THREE, Fake, by_length, quiet, shown
 from verifier import Comparison, Criterion, NoValidCall, load_criteria
 
