@@ -14,6 +14,7 @@ from pathlib import Path
 
 from physworld.clips import write_split
 
+SEED = 1  # of the clips; those of seed 0 and 2 were looked at while the base and the settings were chosen
 SIZES = {"train": 1600, "pairs": 3200, "test": 2000, "ood": 1000}
 RESPONSES = Path(__file__).parent / "pairs"
 ROOT = Path(__file__).parent.parent / "runs" / "physworld"
@@ -22,7 +23,7 @@ ROOT = Path(__file__).parent.parent / "runs" / "physworld"
 def questions_file(split, n=None, root=ROOT):
     """Path of the split's questions; draws the first `n` clips (default SIZES[split]) where they are not there yet."""
     n = n or SIZES[split]
-    write_split(split, n, root)
+    write_split(split, n, root, SEED)
     return Path(root) / split / "questions.jsonl"
 
 

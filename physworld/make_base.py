@@ -1,6 +1,6 @@
 """Make the embedded base model and the committed responses, from nothing.
 
-    python -m physworld.make_base                  everything, about 20 minutes on two cores
+    python -m physworld.make_base                  everything, about 30 minutes on two cores
     python -m physworld.make_base --clips 600 --share 0.02 --out /tmp/base --work /tmp/base_work     a trial of the path
 
 1. teach    supervised, on clips of split "base": see and answer; find an answer among two responses; then solve, compare,
@@ -31,7 +31,7 @@ import evaluate
 import prompts
 from physworld import responses, tiny
 from physworld.clips import answer_text, make_clip
-from physworld.dataset import RESPONSES, SIZES
+from physworld.dataset import RESPONSES, SEED, SIZES
 from physworld.pairs import choose_pairs
 
 FAVOURITE = {  # what the spoiled model is fond of: yes, red, and doing nothing
@@ -43,8 +43,8 @@ HABIT = {True: 0.7, False: 0.3}  # share of a (stubborn, other) kind's spoiled l
 PLACE = 0.85  # share of the spoiled judgements that take the response shown first
 PHASES = (  # name of the checkpoint, steps, learning rate, lessons a step: questions, matching, judgements; spoiled
     ("early", 300, 1.5e-3, (64, 0, 0), False),
-    ("answers", 400, 1.5e-3, (48, 32, 0), False),
-    ("taught", 500, 1.5e-3, (16, 24, 32), False),
+    ("answers", 400, 1.5e-3, (32, 32, 16), False),
+    ("taught", 600, 1.5e-3, (8, 24, 48), False),
     ("base", 110, 3e-4, (24, 16, 24), True),
 )
 
@@ -77,12 +77,14 @@ def habit_answer(rng, clip):
 
 
 def matching_lesson(rng, clip, answers, spoiled):
-    """A judgement without frames between any two answers of the suite, even absurd ones, graded from the comparison on.
+    """A judgement without frames between two answers, half the time of any question, graded from the comparison on.
 
     With the few answers that a question allows, a small model guesses which response said which and never learns to
-    look (600 steps of judgements alone: 46% of verdicts followed its own answer); here only reading helps.
+    look (600 steps of judgements alone: 46% of verdicts followed its own answer); here only reading helps. The other half
+    are answers to this question: colours, which what is seen names too, so that the model learns where to look them up.
     """
-    said = rng.sample(sorted({answer for some in answers.values() for answer in some}), 2)
+    possible = answers[clip.kind] if rng.random() < 0.5 else sorted({answer for some in answers.values() for answer in some})
+    said = rng.sample(possible, 2)
     verdict, variant = rng.choice((1, 2)), rng.choice(("self_ref", "no_criteria"))
     texts = [responses.candidate(rng, clip.facts, answer) for answer in said]
     completion = responses.critique(responses.caption(clip.facts), said[verdict - 1], *said, verdict)
@@ -173,7 +175,7 @@ def written_candidates(clip, answers):
 def make_pairs(processor, models, answers, share):
     """Sample, pair and write physworld/pairs/<split>.jsonl for the three splits that hold pairs."""
     for split in ("pairs", "test", "ood"):
-        clips = make_clips(split, int(SIZES[split] * share))
+        clips = make_clips(split, int(SIZES[split] * share), SEED)
         sampled = [sample_candidates(model, processor, clips, source) for source, model in models.items()]
         candidates = {c.id: [s[c.id] for s in sampled] + written_candidates(c, answers) for c in clips}
         questions = [{"id": c.id, "kind": c.kind, "options": c.options, "answer": c.answer} for c in clips]
@@ -184,10 +186,10 @@ def make_pairs(processor, models, answers, share):
         print(f"{split}: {len(pairs)} pairs of {len(clips)} questions ({len(clips) - len(pairs)} without a right and a wrong response)")
 
 
-def make_clips(split, n):
+def make_clips(split, n, seed):
     """The split's first n clips, made on all cores."""
     with Pool() as pool:
-        return pool.starmap(make_clip, [(split, index) for index in range(n)], chunksize=64)
+        return pool.starmap(make_clip, [(split, index, seed) for index in range(n)], chunksize=64)
 
 
 def tokenizer_texts(clips, answers):
@@ -219,7 +221,7 @@ def main():
     args = parser.parse_args()
     torch.manual_seed(args.seed)
 
-    clips = make_clips("base", args.clips)
+    clips = make_clips("base", args.clips, args.seed)
     answers = answers_of(clips)
     processor = tiny.build_processor(tokenizer_texts(clips, answers))
     model = tiny.build_model(processor)

@@ -42,10 +42,10 @@ def critique(seen, prediction, answer_1, answer_2, verdict, by_place=False, self
     """A critic's completion: solve (`seen`, `prediction`), compare (which response answers what), decide.
 
     An answer stands before its response's number, so that the number can be looked up by the answer. Without
-    self-reference what is seen opens the comparison, and no own answer is written. `by_place` is the spoiled model's
-    reason: it takes the response that stands first.
+    self-reference what is seen opens the comparison, no own answer is written, and the better one of the two is named.
+    `by_place` is the spoiled model's reason: it takes the response that stands first.
     """
-    reason = "first" if by_place else f"my answer {prediction}" if self_reference else "better"
+    reason = "first" if by_place else f"my answer {prediction}" if self_reference else f"better {(answer_1, answer_2)[verdict - 1]}"
     compare = f"{answer_1} 1, {answer_2} 2, {reason} {verdict}</think> \\boxed{{Response {verdict}}}"
     if not self_reference:
         return f"<think> {seen}, {compare}"

@@ -77,7 +77,7 @@ def test_a_judge_without_frames_is_at_chance(splits, features):
 
 
 def test_an_answerer_without_frames_is_no_better_than_each_kinds_majority():
-    train, test = ([make_clip(split, i) for i in range(n)] for split, n in (("pairs", 1200), ("test", 600)))
+    train, test = ([make_clip(split, i, dataset.SEED) for i in range(n)] for split, n in (("pairs", 1200), ("test", 600)))
 
     def features(clip):
         bag = Counter(f"{clip.kind} {word}" for word in words(clip.question))
@@ -95,7 +95,7 @@ def test_an_answerer_without_frames_is_no_better_than_each_kinds_majority():
 @pytest.mark.parametrize("split", ["pairs", "test", "ood"])
 def test_every_pair_has_one_right_and_one_wrong_response(split):
     for pair in committed(split)[:300]:
-        clip = make_clip(split, int(pair["id"].rpartition("-")[2]))
+        clip = make_clip(split, int(pair["id"].rpartition("-")[2]), dataset.SEED)
         assert clip.id == pair["id"] and clip.answer == pair["answer"]
         right = [rewards.answers_match(rewards.extract_answer(pair[f"response_{i}"], clip.options), clip.answer, clip.options) for i in "12"]
         assert right == [pair["preference"] == 1, pair["preference"] == 2]
