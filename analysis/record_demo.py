@@ -3,7 +3,7 @@
     make demo
     SEED=1 OUT=runs/demo_seed1 bash experiments/demo.sh
     SEED=2 OUT=runs/demo_seed2 bash experiments/demo.sh
-    python -m analysis.record_demo experiments/2026-11-30_demo runs/demo runs/demo_seed1 runs/demo_seed2
+    python -m analysis.record_demo experiments/2026-11-30_three_seeds runs/demo runs/demo_seed1 runs/demo_seed2
 
 Copies of each demo: results, rows (gzip), the trainers' config and log history, the report of the first. Rates pool the
 seeds and resample questions, so their intervals speak of other questions, not of other seeds; each seed stands in
