@@ -15,7 +15,8 @@ import base64
 import io
 import json
 import os
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections import deque
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
 import openai
@@ -143,6 +144,7 @@ class ServerBackend:
         key = api_key or os.environ.get("OPENAI_API_KEY") or "none"
         self.client = openai.OpenAI(base_url=base_url, api_key=key, timeout=timeout, max_retries=retries)
         self.model, self.route, self.analysis_tokens, self.temperature = model, route, analysis_tokens, temperature
+        self.concurrency = concurrency
         self.extra_body = extra_body or {}
         self.pool = ThreadPoolExecutor(concurrency, "verifier")  # one pool, so the limit holds for callers in threads too
         self.retrying = tenacity.Retrying(
@@ -154,20 +156,28 @@ class ServerBackend:
         self.identity["extra"] = self.extra_body
 
     def run(self, calls, method=None):
-        """Yield (place, Reply or Missing); the first call of every group goes ahead, so that the others find its prefix.
+        """Yield (place, Reply or Missing), so ordered that the server's prefix cache serves.
 
-        Raises openai's error where every call would fail alike: a wrong key, a model or address that does not exist.
+        A group's first call goes ahead and the others follow at once, before the next group begins. Groups go in the
+        order of their prompts' texts, so that neighbours share most. Raises openai's error where every call would fail
+        alike: a wrong key, a model or address that does not exist.
         """
-        ahead = {call.group: i for i, call in reversed(list(enumerate(calls)))}.values()
-        waves = sorted(ahead), [i for i in range(len(calls)) if i not in set(ahead)]
-        for wave in waves:
-            futures = {self.pool.submit(self._answer, calls[i], method or self._ask): i for i in wave}
-            try:
-                for future in as_completed(futures):
-                    yield futures[future], future.result()
-            finally:
-                for future in futures:
-                    future.cancel()
+        behind = {}
+        for i in sorted(range(len(calls)), key=lambda i: (calls[i].image_shas, json.dumps(calls[i].messages), i)):
+            behind.setdefault(calls[i].group, deque()).append(i)
+        ahead, ready, under_way = deque(group.popleft() for group in behind.values()), deque(), {}
+        try:
+            while ahead or ready or under_way:
+                while (ready or ahead) and len(under_way) < self.concurrency:
+                    i = (ready or ahead).popleft()
+                    under_way[self.pool.submit(self._answer, calls[i], method or self._ask)] = i
+                for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+                    i = under_way.pop(future)
+                    ready.extend(behind.pop(calls[i].group, ()))
+                    yield i, future.result()
+        finally:
+            for future in under_way:
+                future.cancel()
 
     def write(self, calls):
         """Yield (place, Reply with the analysis and no readings, or Missing)."""

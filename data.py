@@ -6,6 +6,7 @@ nothing is dropped in silence.
 """
 
 import json
+from array import array
 from pathlib import Path
 
 import datasets
@@ -15,6 +16,7 @@ import prompts
 import rewards
 
 TEXT_FIELDS = {"id": str, "suite": str, "question": str, "answer": str}
+MEDIA = ("frames", "video", "videos")
 PAIR_FIELDS = {"response_1": str, "response_2": str, "source_1": str, "source_2": str}
 
 
@@ -22,28 +24,44 @@ class RecordError(ValueError):
     """A record that cannot be used; the message names file, line, field and remedy."""
 
 
-def read_jsonl(path):
-    """Yield (line number from 1, object) of a JSON-lines file; raises RecordError on a line that is no object."""
-    path = Path(path)
+def read_lines(path):
+    """Yield (line number from 1, place in bytes, object) of a JSONL file; raises RecordError on a line that is no object."""
+    path, place = Path(path), 0
     if not path.is_file():
         raise RecordError(f"{path}: no such file; give a JSONL file of records, or leave --dataset out")
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise RecordError(f"{path}:{number}: not JSON ({error}); is the line cut off?") from error
-            if not isinstance(record, dict):
-                raise RecordError(f"{path}:{number}: expected an object, got {type(record).__name__}")
-            yield number, record
+            if line.strip():
+                yield number, place, read_object(line, f"{path}:{number}")
+            place += len(line)
 
 
-def check_record(record, where, pair=False):
-    """Raise RecordError unless `record` is a whole question (or pair). `where` is "file:line" for the message."""
+def read_object(line, where):
+    """The object that a line of JSON holds; raises RecordError, `where` being "file:line", on anything else."""
+    try:
+        record = json.loads(line)
+    except ValueError as error:  # also bytes that are no UTF-8
+        raise RecordError(f"{where}: not JSON ({error}); is the line cut off?") from error
+    if not isinstance(record, dict):
+        raise RecordError(f"{where}: expected an object, got {type(record).__name__}")
+    return record
+
+
+def read_jsonl(path):
+    """Yield (line number from 1, object) of a JSON-lines file; raises RecordError on a line that is no object."""
+    return ((number, record) for number, _, record in read_lines(path))
+
+
+def check_record(record, where, pair=False, answered=True):
+    """Raise RecordError unless `record` is a whole question (or pair). `where` is "file:line" for the message.
+
+    With `answered` False a pair's answer may be null, as in a judge benchmark that knows only which response is better.
+    """
+    unanswered = pair and not answered and record.get("answer") is None
     for field, kind in (TEXT_FIELDS | PAIR_FIELDS if pair else TEXT_FIELDS).items():
         value = record.get(field)
+        if field == "answer" and unanswered:
+            continue
         if not isinstance(value, kind) or not value.strip():
             raise RecordError(f"{where}: field '{field}' must be a non-empty string, got {value!r}")
     options = record.get("options")
@@ -51,19 +69,75 @@ def check_record(record, where, pair=False):
         isinstance(options, dict) and options and all(isinstance(text, str) for text in options.values())
     ):
         raise RecordError(f"{where}: field 'options' must be null or letters with texts, got {options!r}")
-    frames, video = record.get("frames"), record.get("video")
-    if frames is not None and not (isinstance(frames, list) and all(isinstance(frame, str) for frame in frames)):
-        raise RecordError(f"{where}: field 'frames' must be a list of paths, got {frames!r}")
+    video = record.get("video")
+    for field in ("frames", "videos"):
+        paths = record.get(field)
+        if paths is not None and not (isinstance(paths, list) and all(isinstance(path, str) for path in paths)):
+            raise RecordError(f"{where}: field '{field}' must be a list of paths, got {paths!r}")
     if video is not None and not isinstance(video, str):
         raise RecordError(f"{where}: field 'video' must be a path, got {video!r}")
-    if frames is None and video is None:
-        raise RecordError(f"{where}: needs 'frames' (a list of image paths, may be empty) or 'video' (a path)")
+    if all(record.get(field) is None for field in MEDIA):
+        raise RecordError(f"{where}: needs 'frames' (a list of image paths, may be empty), 'video' (a path) or 'videos'")
     if pair and (isinstance(record.get("preference"), bool) or record.get("preference") not in (1, 2)):
         raise RecordError(f"{where}: field 'preference' must be 1 or 2, got {record.get('preference')!r}")
+    if unanswered:
+        return
     try:
         rewards.check_answer(record["answer"], options)
     except ValueError as error:
         raise RecordError(f"{where}: field 'answer': {error}") from error
+
+
+def with_paths(record, folder, where=None):
+    """The record with its frames and videos as paths from its file's folder; with `where`, one that is absent is an error."""
+    for field in MEDIA:
+        if record.get(field):
+            single = isinstance(record[field], str)
+            files = [Path(folder) / name for name in ([record[field]] if single else record[field])]
+            missing = [str(file) for file in files if not file.is_file()] if where else []
+            if missing:
+                raise RecordError(f"{where}: field '{field}': no such file {missing[0]}")
+            record[field] = str(files[0]) if single else [str(file) for file in files]
+    return record
+
+
+def checked_lines(path, pair=False, answered=True):
+    """Yield (place in bytes, record) of every line, checked, its paths made absolute; RecordError on the first bad one."""
+    path, seen = Path(path), {}
+    for number, place, record in read_lines(path):
+        where = f"{path}:{number}"
+        check_record(record, where, pair, answered)
+        if record["id"] in seen:
+            raise RecordError(f"{where}: field 'id': {record['id']!r} stands already in line {seen[record['id']]}")
+        seen[record["id"]] = number
+        yield place, with_paths(record, path.parent, where)
+    if not seen:
+        raise RecordError(f"{path}: no records; a training or evaluation file needs at least one line")
+
+
+class RecordFile:
+    """The records of a JSONL file, checked once and read again one at a time: memory holds an id and a place for each.
+
+    records[3] is the fourth record, records.ids the ids in the order of the file. Raises RecordError as load_records does.
+    """
+
+    def __init__(self, path, pair=False, answered=True):
+        self.path, self.ids, self.places = Path(path), [], array("q")
+        for place, record in checked_lines(path, pair, answered):
+            self.ids.append(record["id"])
+            self.places.append(place)
+        print(f"{path}: read {len(self)}, kept {len(self)}, rejected 0", flush=True)
+
+    def __len__(self):
+        return len(self.ids)
+
+    def __getitem__(self, index):
+        with self.path.open("rb") as stream:
+            stream.seek(self.places[index])
+            record = read_object(stream.readline(), f"{self.path}, record {index + 1}")
+        if record.get("id") != self.ids[index]:
+            raise RecordError(f"{self.path}: changed while it was read; run again")
+        return with_paths(record, self.path.parent)
 
 
 def load_records(path, pair=False, limit=None):
@@ -72,55 +146,49 @@ def load_records(path, pair=False, limit=None):
     Prints how many were read and kept. Raises RecordError on the first bad record, a missing file of a record, or an
     id that occurs twice.
     """
-    path, records, seen = Path(path), [], {}
-    for number, record in read_jsonl(path):
-        where = f"{path}:{number}"
-        check_record(record, where, pair)
-        if record["id"] in seen:
-            raise RecordError(f"{where}: field 'id': {record['id']!r} stands already in line {seen[record['id']]}")
-        seen[record["id"]] = number
-        for field in ("frames", "video"):
-            if record.get(field):
-                names = record[field] if field == "frames" else [record[field]]
-                files = [path.parent / name for name in names]
-                missing = [str(file) for file in files if not file.is_file()]
-                if missing:
-                    raise RecordError(f"{where}: field '{field}': no such file {missing[0]}")
-                record[field] = [str(file) for file in files] if field == "frames" else str(files[0])
+    records = []
+    for _, record in checked_lines(path, pair):
         records.append(record)
         if limit and len(records) == limit:
             break
-    if not records:
-        raise RecordError(f"{path}: no records; a training or evaluation file needs at least one line")
     print(f"{path}: read {len(records)}, kept {len(records)}, rejected 0", flush=True)
     return records
 
 
 def open_frames(record, max_frames=8):
-    """The record's frames as RGB PIL images in time order; of a video, up to `max_frames` evenly spaced ones."""
-    if record.get("frames"):
-        images = []
-        for frame in record["frames"]:
-            with Image.open(frame) as image:
-                images.append(image.convert("RGB"))
-        return images
-    return video_frames(record["video"], max_frames) if record.get("video") else []
+    """The record's frames as RGB PIL images in time order; of a video, up to `max_frames` evenly spaced ones.
 
-
-def video_frames(path, count):
-    """`count` evenly spaced frames of a video, first and last included (all of them where there are fewer)."""
-    import av
-
-    try:
-        with av.open(str(path)) as container:
-            images = [frame.to_image() for frame in container.decode(video=0)]
-    except (av.error.FFmpegError, IndexError, OSError) as error:
-        raise RecordError(f"{path}: cannot be decoded as a video ({error})") from error
+    Of `videos`, one after the other, each gets its share of `max_frames`. `span` names the first and the last frame of a
+    video that count, from 0.
+    """
+    images = []
+    for frame in record.get("frames") or []:
+        with Image.open(frame) as image:
+            images.append(image.convert("RGB"))
     if not images:
-        raise RecordError(f"{path}: the video has no frames")
-    count = min(count, len(images))
-    places = [round(i * (len(images) - 1) / max(count - 1, 1)) for i in range(count)]
-    return [images[i].convert("RGB") for i in places]
+        videos = record.get("videos") or [record["video"]] if record.get("video") or record.get("videos") else []
+        for path in videos:
+            images += video_frames(path, max(max_frames // len(videos), 1), record.get("span"))
+    return [enlarge(image) for image in images]
+
+
+def enlarge(image, least=28):
+    """The image with its shorter side at least `least` pixels (Qwen2.5-VL refuses less than one merged patch, 28 x 28).
+
+    >>> enlarge(Image.new("RGB", (20, 10))).size, enlarge(Image.new("RGB", (30, 40))).size
+    ((56, 28), (30, 40))
+    """
+    if min(image.size) >= least:
+        return image
+    scale = least / min(image.size)
+    return image.resize([max(least, round(side * scale)) for side in image.size], Image.Resampling.BICUBIC)
+
+
+def video_frames(path, count, span=None):
+    """`count` evenly spaced frames of a video (video.frames), first and last included; all of them where there are fewer."""
+    import video
+
+    return video.frames(path, count=count, max_frames=count, span=span)[0]
 
 
 def record_prompt(record, n_frames, variant="self_ref"):

@@ -4,12 +4,17 @@
     python evaluate.py --model runs/stage2 --mode judge --split ood --out runs/eval/stage2_judge_ood.json
     python evaluate.py --model Qwen/Qwen2.5-VL-7B-Instruct --mode judge --dataset pairs.jsonl \\
         --max_new_tokens 2048 --batch_size 16 --out runs/eval/qwen_judge.json
+    python evaluate.py --model runs/stage2 --mode judge --source vl_rewardbench --dataset MMInstruction/VL-RewardBench \\
+        --out runs/eval/vlrb.json              # a public benchmark (sources.py, docs/data.md), its own score beside ours
+    python evaluate.py --model my-model --base_url http://localhost:8000/v1 --mode judge ...          # a server judges
+    python evaluate.py --model runs/stage2 --mode judge --verifier physical ...                       # verifier.py judges
 
 Question mode asks each question once. Judge mode shows each pair in both orders, "12" and "21"; a row's verdict speaks
 of the record's responses, whichever was shown first. What cannot be read counts as wrong and is reported.
 
 Rows go to a JSONL beside the result, a batch at a time; after a kill the same command continues where it was. A
-command with another model, prompt, data set or setting is refused there.
+command with another model, prompt, data set or setting is refused there. Records and frames are read a batch at a time.
+A call that a server failed gives no row: the result then is not finished, and the same command asks again.
 """
 
 import fcntl
@@ -21,6 +26,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -28,15 +34,18 @@ from typing import Literal
 import torch
 import transformers
 from tqdm import tqdm
-from transformers import AutoModelForImageTextToText, AutoProcessor, GenerationConfig, HfArgumentParser
-from transformers.utils.peft_utils import find_adapter_config_file
+from transformers import HfArgumentParser
 
 import data
+import judges
+import official_scores
 import prompts
 import rewards
+import sources
 from analysis.coupling import chi2_p, paired_difference, read_rows, row_key, summarise
+from judges import Completion, complete, find_adapter_config_file, load_model
 
-__all__ = ["Completion", "chi2_p", "complete", "evaluate", "load_model", "paired_difference"]
+__all__ = ["Completion", "chi2_p", "complete", "evaluate", "find_adapter_config_file", "load_model", "paired_difference"]
 
 
 @dataclass
@@ -47,88 +56,26 @@ class EvaluateConfig:
     mode: Literal["question", "judge"] = field(metadata={"help": "answer questions, or judge pairs in both orders"})
     out: str = field(metadata={"help": "result JSON; its rows go to the .jsonl beside it"})
     split: Literal["test", "ood"] = field(default="test", metadata={"help": "split of physworld, without --dataset"})
-    dataset: str | None = field(default=None, metadata={"help": "JSONL of records (data.py); default is physworld's"})
+    dataset: str | None = field(
+        default=None, metadata={"help": "JSONL of records, or with --source a path or hub id; default is physworld's"}
+    )
+    source: Literal[tuple(sources.LOADERS)] | None = field(default=None, metadata={"help": "the data set that --dataset is"})
+    subset: str | None = field(default=None, metadata={"help": "of --source: part of the paths of the files to take"})
+    media: str | None = field(default=None, metadata={"help": "of --source: folder of clips, where it is not the data set's"})
+    allow_rejected: bool = field(default=False, metadata={"help": "of --source: go on with more than 1% of the rows rejected"})
     limit: int | None = field(default=None, metadata={"help": "evaluate this many records, drawn by a hash of their ids"})
     prompt: Literal["self_ref", "no_self_ref", "no_criteria"] = field(
         default="self_ref", metadata={"help": "the critic's prompt; question mode has one prompt"}
     )
+    prompt_file: str | None = field(default=None, metadata={"help": "a benchmark's own prompt instead (docs/data.md)"})
+    base_url: str | None = field(default=None, metadata={"help": "OpenAI-compatible server that serves --model"})
+    verifier: str | None = field(default=None, metadata={"help": "judge by verifier.py with these criteria, e.g. physical"})
     batch_size: int = field(default=64, metadata={"help": "completions made at once"})
     max_new_tokens: int = field(default=512, metadata={"help": "tokens a completion may have; a 7B model needs 2048"})
     max_frames: int = field(default=8, metadata={"help": "frames taken of a video"})
     temperature: float = field(default=0.0, metadata={"help": "0 is greedy"})
     top_p: float = field(default=1.0, metadata={"help": "share of probability that is sampled from"})
     seed: int = field(default=0, metadata={"help": "seed of the sampling; without effect at temperature 0"})
-
-
-@dataclass(frozen=True)
-class Completion:
-    """One sampled text, without special tokens, and what it cost (padding not counted, the end token counted)."""
-
-    text: str
-    prompt_tokens: int
-    completion_tokens: int
-
-
-def load_model(path, device=None, dtype=None):
-    """(model, processor) of a local folder or hub id, ready to generate: eval mode, left padding.
-
-    A PEFT adapter is merged into its base. Default is cuda in bfloat16 where there is a GPU, else cpu in float32.
-    """
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = dtype or (torch.float32 if str(device) == "cpu" else torch.bfloat16)
-    adapter = find_adapter_config_file(str(path))
-    if adapter:
-        from peft import PeftConfig, PeftModel
-
-        model, processor = load_model(PeftConfig.from_pretrained(str(path)).base_model_name_or_path, device, dtype)
-        return PeftModel.from_pretrained(model, str(path)).merge_and_unload().eval(), processor
-    model = AutoModelForImageTextToText.from_pretrained(str(path), dtype=dtype).to(device).eval()
-    processor = AutoProcessor.from_pretrained(str(path))
-    processor.tokenizer.padding_side = "left"
-    return model, processor
-
-
-def generation_settings(model, tokenizer, max_new_tokens, temperature, top_p):
-    """Every setting spelled out, so that a checkpoint's own defaults (Qwen's top_k 50, penalties) cannot leak in."""
-    ends = model.generation_config.eos_token_id
-    ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends)
-    sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0} if temperature > 0 else {}
-    return GenerationConfig(max_new_tokens=max_new_tokens, eos_token_id=sorted(ends), pad_token_id=pad, **sampling)
-
-
-@torch.no_grad()
-def complete(model, processor, prompts, images, max_new_tokens, temperature=0.0, seed=0, top_p=1.0):
-    """One Completion per prompt, made in one batch.
-
-    `prompts` are chat messages with {"type": "image"} places; `images` a list of PIL images for each (may be empty).
-    Temperature 0 is greedy. Above 0 the draw depends on `seed` and the batch alone; the global generator is left as
-    it was. Raises ValueError where places and images differ in number.
-    """
-    for prompt, shown in zip(prompts, images, strict=True):
-        places = sum(block["type"] == "image" for m in prompt if not isinstance(m["content"], str) for block in m["content"])
-        if places != len(shown):
-            raise ValueError(f"a prompt has {places} image places and {len(shown)} images")
-    texts = processor.apply_chat_template(prompts, add_generation_prompt=True, tokenize=False)
-    inputs = processor(
-        text=texts, images=[i for i in images if i] or None, padding=True, padding_side="left", return_tensors="pt"
-    ).to(model.device, model.dtype)  # input_ids: (B, P)
-    own = model.generation_config
-    settings = generation_settings(model, processor.tokenizer, max_new_tokens, temperature, top_p)
-    with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        model.generation_config = settings
-        try:
-            output = model.generate(**inputs)  # (B, P + C)
-        finally:
-            model.generation_config = own
-    tokens = output[:, inputs["input_ids"].shape[1] :]  # (B, C)
-    ended = torch.isin(tokens, torch.tensor(settings.eos_token_id, device=tokens.device))  # (B, C)
-    lengths = tokens.shape[1] - (ended.cumsum(1) - ended.long() > 0).sum(1)  # (B,), up to the first end token
-    return [
-        Completion(processor.decode(row[:n], skip_special_tokens=True), int(mask.sum()), int(n))
-        for row, n, mask in zip(tokens, lengths, inputs["attention_mask"])
-    ]
 
 
 def sha(*parts):
@@ -147,42 +94,65 @@ def content_sha(path):
     return sha(*digests) if digests else None
 
 
-def load_tasks(config):
-    """(records, tasks) to evaluate: each task is (record, order), order None for a question, in an order set by ids."""
-    path = Path(config.dataset)
-    records = data.load_records(path, pair=config.mode == "judge")
-    records.sort(key=lambda record: sha(record["id"]))  # mixes the suites, the same in every run
-    for record in records:
-        frames = [os.path.relpath(frame, path.parent) for frame in record.get("frames") or []]
-        record["cluster"] = sha(record["question"], record.get("options"), frames, os.path.basename(record.get("video") or ""))
-    orders = ("12", "21") if config.mode == "judge" else (None,)
-    return [(record, order) for record in records[: config.limit] for order in orders]
+class Tasks:
+    """The (record, order) pairs of an evaluation, order None for a question, in an order set by ids; records stay on disk."""
+
+    def __init__(self, records, orders, limit):
+        places = sorted(range(len(records)), key=lambda place: sha(records.ids[place]))[:limit]  # mixes the suites
+        self.records, self.places = records, [(place, order) for place in places for order in orders]
+        self.keys = [(records.ids[place], order) for place, order in self.places]
+
+    def __len__(self):
+        return len(self.places)
+
+    def __getitem__(self, index):
+        place, order = self.places[index]
+        record = self.records[place]
+        shown = [os.path.relpath(file, self.records.path.parent) for file in record.get("frames") or []]
+        record["cluster"] = sha(record["question"], record.get("options"), shown, os.path.basename(record.get("video") or ""))
+        return record, order
 
 
-def task_prompt(record, order, n_frames, variant):
-    """Chat messages of a task; order "21" shows the record's response_2 first."""
+def load_tasks(config, path=None):
+    """The Tasks of a JSONL of records, `config.dataset` unless another path is given."""
+    judge = config.mode == "judge"
+    records = data.RecordFile(path or config.dataset, pair=judge, answered=config.source is None)
+    return Tasks(records, ("12", "21") if judge else (None,), config.limit)
+
+
+def task_prompt(record, order, n_frames, variant, template=None):
+    """Chat messages of a task; order "21" shows the record's response_2 first. `template` replaces our prompt."""
+    shown = [record["response_" + number] for number in order or ""]
+    if template is not None:
+        return judges.own_messages(template, record["question"], record.get("options"), n_frames, *shown)
     if order is None:
         return prompts.question_prompt(record["question"], record.get("options"), n_frames)
-    shown = [record["response_" + number] for number in order]
     return prompts.critic_prompt(record["question"], *shown, record.get("options"), n_frames, variant)
 
 
-def read_answer(record, text):
-    """What a completion to a question says: prediction (None where unreadable) and whether it is right."""
-    prediction = rewards.extract_answer(text, record.get("options"))
-    right = prediction is not None and rewards.answers_match(prediction, record["answer"], record.get("options"))
+def read_answer(record, text, own_reading=False):
+    """What a completion to a question says: prediction (None where unreadable) and whether it is right.
+
+    `own_reading`: as EgoPlan-Bench2 reads its own prompt. A record with several `references` is right with any of them.
+    """
+    options, truths = record.get("options"), record.get("references") or [record["answer"]]
+    prediction = official_scores.read_letter(text) if own_reading else rewards.extract_answer(text, options)
+    right = prediction is not None and any(rewards.answers_match(prediction, truth, options) for truth in truths)
     return {"prediction": prediction, "correct": right}
 
 
-def read_judgement(record, order, text, variant):
+def read_judgement(record, order, text, variant, p=None, source=None):
     """What a judgement says: prediction, and the verdict turned back to the record's order (None where unreadable).
 
-    prediction_correct is None where the prompt asks for no prediction.
+    prediction_correct is None where no prediction is asked for, or the truth is not known. `p` is the probability of the
+    response shown first, of a judge that writes no verdict. `variant` "own": as the benchmark `source` reads its own prompt.
     """
     critique = rewards.parse_critique(text)
-    verdict = int(order[critique.verdict - 1]) if critique.verdict else None
-    right = None
-    if variant != "no_self_ref":
+    verdict = official_scores.read_verdict(source, text) if variant == "own" else critique.verdict
+    if p is not None:
+        verdict = None if p == 0.5 else 1 if p > 0.5 else 2
+    verdict, right = int(order[verdict - 1]) if verdict else None, None
+    if variant not in ("no_self_ref", "own") and p is None and record["answer"] is not None:
         said, options = critique.prediction, record.get("options")
         right = said is not None and rewards.answers_match(said, record["answer"], options)
     lengths = len(record["response_1"]), len(record["response_2"])
@@ -190,7 +160,7 @@ def read_judgement(record, order, text, variant):
         "order": order,
         "prediction": critique.prediction,
         "verdict": verdict,
-        "p_first": None,  # a text alone gives no probability; critic.py reads it from the logits
+        "p_first": p if p is None or order == "12" else 1 - p,  # a text alone gives none; critic.py reads it from the logits
         "prediction_correct": right,
         "verdict_correct": verdict == record["preference"],
         "preference": record["preference"],
@@ -200,11 +170,16 @@ def read_judgement(record, order, text, variant):
 
 def make_row(config, record, order, completion, prompt):
     """One line of the JSONL."""
-    text = completion.text
-    said = read_answer(record, text) if order is None else read_judgement(record, order, text, config.prompt)
+    text, variant = completion.text, "own" if config.prompt_file else config.prompt
+    if order is None:
+        said = read_answer(record, text, own_reading=variant == "own" and config.source == "egoplan_bench2")
+    else:
+        said = read_judgement(record, order, text, variant, completion.p, config.source)
+    if config.source:  # what the official scores need
+        said |= {"answer": record["answer"], "number": record.get("number")}
     return {
         "id": record["id"], "suite": record["suite"], "cluster": record["cluster"], **said, "text": text,
-        "cut_off": completion.completion_tokens >= config.max_new_tokens,
+        "cut_off": completion.p is None and completion.completion_tokens >= config.max_new_tokens,
         "prompt_tokens": completion.prompt_tokens, "completion_tokens": completion.completion_tokens,
         "seed": config.seed, "model": config.model, "prompt_sha": sha(prompt),
     }  # fmt: skip
@@ -221,10 +196,16 @@ def open_rows(path, result_path, settings):
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the process ends, however it ends
     except BlockingIOError:
         raise SystemExit(f"{path}: another evaluation is writing this file; wait for it, or give another --out")
-    stream.seek(0)
-    content = stream.read()
-    stream.truncate(content.rfind(b"\n") + 1)
-    rows = read_rows(path)
+    end = stream.seek(0, os.SEEK_END)
+    while end:  # back to the end of the last whole line
+        start = max(0, end - 65536)
+        stream.seek(start)
+        cut = stream.read(end - start).rfind(b"\n")
+        end = start + cut + 1
+        if cut >= 0:
+            break
+    stream.truncate(end)
+    rows = read_rows(path, without="text")
     found = read_result(result_path).get("config", {})
     odd = [f"{k} was {found.get(k)!r}, is now {settings[k]!r}" for k in settings if found.get(k) != settings[k]]
     if rows and odd:
@@ -244,34 +225,47 @@ def write_result(path, result):
     temporary.replace(path)
 
 
-def write_missing(config, tasks, rows, stream):
-    """Complete the tasks that have no row yet and append their rows; returns all rows in the order of the tasks.
+def open_judge(config):
+    """answer(tasks, asked, images, seed) -> a Completion each, or what a call was missing: model, server or verifier."""
+    if config.verifier:
+        return judges.verified(config)
+    if config.base_url:
+        return judges.served(config)
+    model, processor = load_model(config.model)
+    return lambda tasks, asked, images, seed: complete(
+        model, processor, asked, images, config.max_new_tokens, config.temperature, seed, config.top_p
+    )
 
-    Batches are cut from the whole list, not from what is missing, so that a resumed run samples what an uninterrupted
-    one would.
+
+def write_missing(config, tasks, rows, stream):
+    """Complete the tasks that have no row yet and append their rows.
+
+    Returns (all rows, without their texts, in the order of the tasks; how many calls failed for which reason). Batches are
+    cut from the whole list, not from what is missing, so that a resumed run samples what an uninterrupted one would.
     """
-    done = {row_key(row): row for row in rows}
-    batches = [tasks[i : i + config.batch_size] for i in range(0, len(tasks), config.batch_size)]
-    missing = [b for b in batches if any((record["id"], order) not in done for record, order in b)]
-    if missing:
-        model, processor = load_model(config.model)
-    bar = tqdm(total=len(tasks), initial=len(tasks) - sum(map(len, missing)), unit="row", desc=Path(config.out).stem)
-    for batch in missing:
+    done, failed, size = {row_key(row): row for row in rows}, Counter(), config.batch_size
+    starts = [i for i in range(0, len(tasks), size) if any(key not in done for key in tasks.keys[i : i + size])]
+    template = Path(config.prompt_file).read_text(encoding="utf-8") if config.prompt_file else None
+    answer, left = open_judge(config) if starts else None, sum(len(tasks.keys[i : i + size]) for i in starts)
+    bar = tqdm(total=len(tasks), initial=len(tasks) - left, unit="row", desc=Path(config.out).stem)
+    for start in starts:
+        batch = [tasks[i] for i in range(start, min(start + size, len(tasks)))]
         frames = [data.open_frames(record, config.max_frames) for record, _ in batch]
-        asked = [task_prompt(*task, len(shown), config.prompt) for task, shown in zip(batch, frames)]
+        asked = [task_prompt(*task, len(shown), config.prompt, template) for task, shown in zip(batch, frames)]
         seed = int(sha(config.seed, batch[0][0]["id"], batch[0][1]), 16)
-        completions = complete(
-            model, processor, asked, frames, config.max_new_tokens, config.temperature, seed, config.top_p
-        )
-        for task, completion, prompt in zip(batch, completions, asked):
+        for task, completion, prompt in zip(batch, answer(batch, asked, frames, seed), asked):
+            if not hasattr(completion, "text"):
+                failed[completion.reason] += 1
+                continue
             row = make_row(config, *task, completion, prompt)
             if row_key(row) not in done:
-                done[row_key(row)] = row
                 stream.write(json.dumps(row).encode() + b"\n")
+                del row["text"]
+                done[row_key(row)] = row
         stream.flush()
         bar.update(len(batch))
     bar.close()
-    return [done[record["id"], order] for record, order in tasks]
+    return [done[key] for key in tasks.keys if key in done], failed
 
 
 def provenance():
@@ -282,14 +276,7 @@ def provenance():
     except FileNotFoundError:  # no git on this machine
         commit = None
     versions = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
-    return {"command": shlex.join(["python", *sys.argv]), "commit": commit, "versions": versions, "machine": machine()}
-
-
-def machine():
-    """The accelerator, or how much of the CPU is in use."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    return f"CPU, {torch.get_num_threads()} of {os.cpu_count()} cores"
+    return {"command": shlex.join(["python", *sys.argv]), "commit": commit, "versions": versions, "machine": judges.machine()}
 
 
 def evaluate(config):
@@ -300,23 +287,32 @@ def evaluate(config):
     for name in ("limit", "batch_size", "max_new_tokens"):
         if getattr(config, name) is not None and getattr(config, name) < 1:
             raise SystemExit(f"--{name} must be at least 1, got {getattr(config, name)}")
+    if config.verifier and config.mode != "judge" or config.source and not config.dataset:
+        raise SystemExit("--verifier needs --mode judge, and --source needs --dataset (a local path or hub id)")
     if config.dataset is None:
         from physworld import dataset
 
         config.dataset = str(getattr(dataset, "pairs_file" if config.mode == "judge" else "questions_file")(config.split))
-    settings = asdict(config) | {"weights": content_sha(config.model), "records": content_sha(config.dataset)}
-    del settings["out"]
-    tasks = load_tasks(config)
+    path = config.dataset
+    if config.source:  # beside the result, shared by all evaluations there
+        folder = out.parent / "records" / f"{config.source}_{config.mode}_{sha(path, config.subset, config.media)}"
+        path, _ = sources.convert(config.source, config.mode, path, folder, config.media, config.subset, config.allow_rejected)
+    settings = asdict(config) | {"weights": content_sha(config.model), "records": content_sha(path)}
+    settings["prompt_file"] = config.prompt_file and content_sha(config.prompt_file)
+    del settings["out"], settings["allow_rejected"]
+    tasks, failed = load_tasks(config, path), Counter()
     stream, rows = open_rows(out.with_suffix(".jsonl"), out, settings)
     result = read_result(out)
     with stream:
         if not (result.get("finished") and len(rows) == len(tasks)):  # else it keeps the command and commit that made it
             result = {"config": settings, "finished": False, **provenance()}
             write_result(out, result)
-            rows = write_missing(config, tasks, rows, stream)
-            result |= {"finished": True, "seconds": round(time.time() - started, 1)}
+            rows, failed = write_missing(config, tasks, rows, stream)
+            result |= {"finished": not failed, "failed": dict(failed), "seconds": round(time.time() - started, 1)}
     tokens = {kind: sum(row[kind] for row in rows) for kind in ("prompt_tokens", "completion_tokens")}
     result |= {**tokens, **summarise(rows, config.mode)}
+    if config.source:
+        result["official"] = official_scores.official(config.source, config.mode, rows)
     write_result(out, result)
     return result
 
@@ -343,6 +339,9 @@ def table(result):
         c = result["coupling"]
         text = c["reason"] or f"chi2 {c['chi2']:.2f}  p {c['p']:.2e}  phi {c['phi']:.2f}"
         lines.append(f"{'coupling':<24}{text}  table {c['table']}  n={c['n']}")
+    if result.get("official"):
+        lines += official_scores.lines(result["official"])
+    lines += [f"not finished: {n} calls failed ({why}); run it again" for why, n in result.get("failed", {}).items()]
     return lines
 
 

@@ -52,6 +52,42 @@ VARIANTS = {
     "no_criteria": (CRITIC_TASK, CRITIC_SELF_REF, CRITIC_SELF_REF_FORM),
 }
 
+# The verifier's (verifier.py). Task, trajectory A, trajectory B, scale and form, criterion last: the criterion alone differs
+# between calls. What stands in braces is filled in there; score_tokens.py reads the tags.
+
+VERIFIER_INSTRUCTIONS = (
+    "You grade two trajectories of the same task, each on its own merits, by one criterion that stands at the end. "
+    "A trajectory is an answer, a plan or the record of an agent's actions. "
+    "Trust what it shows, not what it claims for itself, and do not let its position or its length sway you."
+)
+VERIFIER_TASK = "Task:\n{task}\n\n<trajectory_A>\n{a}\n</trajectory_A>\n\n<trajectory_B>\n{b}\n</trajectory_B>\n\n"
+VERIFIER_SCALE = (
+    "Scale: one letter from {first} to {last}, in {steps} even steps. "
+    "{first} is best: the criterion is met beyond doubt. {last} is worst: it is not met at all.\n"
+    "First analyse both trajectories by the criterion in a few sentences. "
+    "Then end your reply with these two lines, each with one letter, and nothing after them:\n"
+    "<score_A> letter </score_A>\n<score_B> letter </score_B>\n\n"
+)
+VERIFIER_CRITERION = "The criterion is {name}. {text}\nGrade by this criterion alone."
+VERIFIER_TAGS = ("<score_A>", "<score_B>")
+VERIFIER_FACTS = "What the clip shows: {facts}."  # behind the question, for a judge that reads no frames
+
+PROGRESS_INSTRUCTIONS = (
+    "You judge how far an agent has come with its task, from the steps it has taken so far. "
+    "Trust what the steps show, not what the agent claims. Effort is not progress, and progress can be lost again."
+)
+PROGRESS_TASK = "Task:\n{task}\n\n"
+PROGRESS_STEP = "<step_{number}>\n{text}\n</step_{number}>\n"
+PROGRESS_SCALE = (
+    "\nScale: one letter from {first} to {last}, in {steps} even steps. "
+    "{first}: nothing that the task needs is in place after the last step. "
+    "{last}: the task is certainly done, and the steps show it.\n"
+    "First analyse in a few sentences what is done and what is still missing. "
+    "Then end your reply with this line, with one letter, and nothing after it:\n"
+    "<progress> letter </progress>"
+)
+PROGRESS_TAGS = ("<progress>",)
+
 
 def escape(text):
     r"""Make tags, special tokens and boxes of foreign text plain text, so that none can pose as the critic's.

@@ -8,7 +8,8 @@
 LLM-as-a-Verifier (arXiv 2607.05391), equation 3.1. Where it departs from the public package of that paper: spellings of
 a letter are summed, not maximised; letters are asked for unconstrained and their missing mass is reported; a call
 without a score is missing, never 0.5; the reply's form stands before the criterion, so that it belongs to the prefix
-that a cache shares; progress is asked of each prefix of the steps, so that no later step can be seen.
+that a cache shares; a prompt is not asked again where its pair comes back in the other direction; progress is asked of
+each prefix of the steps, so that no later step can be seen.
 """
 
 import math
@@ -30,41 +31,6 @@ __all__ = [
     "PAIRWISE", "PROGRESS", "CallCache", "Comparison", "Criterion", "NoScoreToken", "NoValidCall", "Scale",
     "Score", "ServerBackend", "TwoStage", "Verifier", "expected_score", "load_criteria", "preference",
 ]  # fmt: skip
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Templates. Task, trajectory A, trajectory B, scale and form, criterion last: the criterion alone differs between calls.
-
-VERIFIER_INSTRUCTIONS = (
-    "You grade two trajectories of the same task, each on its own merits, by one criterion that stands at the end. "
-    "A trajectory is an answer, a plan or the record of an agent's actions. "
-    "Trust what it shows, not what it claims for itself, and do not let its position or its length sway you."
-)
-VERIFIER_TASK = "Task:\n{task}\n\n<trajectory_A>\n{a}\n</trajectory_A>\n\n<trajectory_B>\n{b}\n</trajectory_B>\n\n"
-VERIFIER_SCALE = (
-    "Scale: one letter from {first} to {last}, in {steps} even steps. "
-    "{first} is best: the criterion is met beyond doubt. {last} is worst: it is not met at all.\n"
-    "First analyse both trajectories by the criterion in a few sentences. "
-    "Then end your reply with these two lines, each with one letter, and nothing after them:\n"
-    "<score_A> letter </score_A>\n<score_B> letter </score_B>\n\n"
-)
-VERIFIER_CRITERION = "The criterion is {name}. {text}\nGrade by this criterion alone."
-VERIFIER_TAGS = ("<score_A>", "<score_B>")
-
-PROGRESS_INSTRUCTIONS = (
-    "You judge how far an agent has come with its task, from the steps it has taken so far. "
-    "Trust what the steps show, not what the agent claims. Effort is not progress, and progress can be lost again."
-)
-PROGRESS_TASK = "Task:\n{task}\n\n"
-PROGRESS_STEP = "<step_{number}>\n{text}\n</step_{number}>\n"
-PROGRESS_SCALE = (
-    "\nScale: one letter from {first} to {last}, in {steps} even steps. "
-    "{first}: nothing that the task needs is in place after the last step. "
-    "{last}: the task is certainly done, and the steps show it.\n"
-    "First analyse in a few sentences what is done and what is still missing. "
-    "Then end your reply with this line, with one letter, and nothing after it:\n"
-    "<progress> letter </progress>"
-)
-PROGRESS_TAGS = ("<progress>",)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Criteria
@@ -130,7 +96,8 @@ class Verifier:
     criteria     a name ("physical"), a file or folder, or a list of these and of Criterion
     granularity  2 to 20 letters
     repeats      calls per criterion; odd ones (the second, the fourth, ...) swap the slots. Without sampling, repeats in
-                 the same order are one call
+                 the same order are one call. What has been asked is not asked again, so (b, a) after (a, b) costs nothing
+                 with an even number of repeats: it would show the model the same prompts
     cache        JSONL file of calls, with which a killed run resumes
     min_mass     a distribution with less probability than this on the letters is an answer of another kind: missing
     abstain      True records a comparison without a valid call as None; False raises NoValidCall
@@ -207,7 +174,7 @@ class Verifier:
         plan = [one for number in range(1, len(steps) + 1) for one in self._step_calls(task, steps[:number], images)]
         records = []
         for (about, _), (scores, why, tokens) in zip(plan, self._ask(plan)):
-            reward = scores[0].value if scores else None
+            reward = scores[0][0] if scores else None
             records.append({"task": task, **about, "reward": reward, "tokens": asdict(tokens), "missing": why})
         self.records += records
         progress = []
@@ -229,16 +196,16 @@ class Verifier:
             check_text(name, text)
         images, plan = open_images(frames), []
         scale, letters = self.pairwise, self.pairwise.letters
-        form = VERIFIER_SCALE.format(first=letters[0], last=letters[-1], steps=len(letters))
+        form = prompts.VERIFIER_SCALE.format(first=letters[0], last=letters[-1], steps=len(letters))
         for order, slots in (("12", (a, b)), ("21", (b, a))):
             shown = dict(zip("ab", map(prompts.escape, slots)), task=prompts.escape(task))
-            shared = VERIFIER_TASK.format(**shown) + form
+            shared = prompts.VERIFIER_TASK.format(**shown) + form
             for criterion in self.criteria:
-                text = shared + VERIFIER_CRITERION.format(name=criterion.name, text=criterion.text)
+                text = shared + prompts.VERIFIER_CRITERION.format(name=criterion.name, text=criterion.text)
                 for repeat in range(order == "21", self.repeats, 2):
-                    messages = prompts.messages(VERIFIER_INSTRUCTIONS, len(images[0]), text)
+                    messages = prompts.messages(prompts.VERIFIER_INSTRUCTIONS, len(images[0]), text)
                     about = {"criterion": criterion.name, "repeat": repeat, "order": order}
-                    plan.append((about, self._call(messages, VERIFIER_TAGS, scale, images, shared, repeat)))
+                    plan.append((about, self._call(messages, prompts.VERIFIER_TAGS, scale, images, shared, repeat // 2)))
         return plan
 
     def _step_calls(self, task, steps, images):
@@ -246,18 +213,18 @@ class Verifier:
         for number, text in enumerate((task, *steps)):
             check_text(f"step {number}" if number else "task", text)
         letters, (shown, _) = self.progress.letters, images
-        text = PROGRESS_TASK.format(task=prompts.escape(task))
-        text += "".join(PROGRESS_STEP.format(number=n, text=prompts.escape(step)) for n, step in enumerate(steps, 1))
-        text += PROGRESS_SCALE.format(first=letters[0], last=letters[-1], steps=len(letters))
-        messages = prompts.messages(PROGRESS_INSTRUCTIONS, len(shown), text)
+        text = prompts.PROGRESS_TASK.format(task=prompts.escape(task))
+        text += "".join(prompts.PROGRESS_STEP.format(number=n, text=prompts.escape(step)) for n, step in enumerate(steps, 1))
+        text += prompts.PROGRESS_SCALE.format(first=letters[0], last=letters[-1], steps=len(letters))
+        messages = prompts.messages(prompts.PROGRESS_INSTRUCTIONS, len(shown), text)
         return [
-            ({"step": len(steps), "repeat": n}, self._call(messages, PROGRESS_TAGS, self.progress, images, task, n))
+            ({"step": len(steps), "repeat": n}, self._call(messages, prompts.PROGRESS_TAGS, self.progress, images, task, n))
             for n in range(self.repeats)
         ]
 
-    def _call(self, messages, tags, scale, images, shared, repeat):
-        """A Call; its seed, where the backend samples, depends on the verifier's seed, the repeat and the prompt."""
-        seed = int(sha(self.seed, repeat, messages)[:7], 16) if self.backend.stochastic else None
+    def _call(self, messages, tags, scale, images, shared, turn):
+        """A Call; its seed, where the backend samples, depends on the verifier's seed, the prompt and its how many-th turn."""
+        seed = int(sha(self.seed, turn, messages)[:7], 16) if self.backend.stochastic else None
         return Call(messages, tags, scale, *images, sha(shared, images[1]), seed)
 
     def _ask(self, plan):
@@ -288,16 +255,16 @@ class Verifier:
         return answers
 
     def _scores(self, call, reply):
-        """(scores, None) of a reply, one for each tag, or (None, why it gives none)."""
+        """([(value, mass, most probable letter) for each tag], None) of a reply, or (None, why it gives none)."""
         if isinstance(reply, Missing):
             return None, reply.reason
         try:
-            scores = [expected_score(reading, call.scale) for reading in reply.readings]
+            scores = [(*expected_score(r, call.scale), call.scale.best_letter(r)) for r in reply.readings]
         except NoScoreToken as error:
             return None, str(error)
-        for score in scores:
-            if not self.min_mass <= score.mass <= 1.01:
-                return None, f"the letters' probability is {score.mass:.2g}, not between {self.min_mass} and 1"
+        for _, mass, _ in scores:
+            if not self.min_mass <= mass <= 1.01:
+                return None, f"the letters' probability is {mass:.2g}, not between {self.min_mass} and 1"
         return (scores, None) if len(scores) == len(call.tags) else (None, "not a reading for each tag")
 
     def _compared(self, comparison, plan, answers):
@@ -305,10 +272,11 @@ class Verifier:
         task, a, b, _ = comparison
         records = []
         for (about, _), (scores, why, tokens) in zip(plan, answers):
-            (reward_a, mass_a), (reward_b, mass_b) = (scores or [(None, None)] * 2)[:: 1 if about["order"] == "12" else -1]
-            p = preference(reward_a, reward_b) if scores else None
-            said = {"reward_a": reward_a, "reward_b": reward_b, "p": p, **about, "tokens": asdict(tokens)}
-            records.append({"task": task, "a": a, "b": b, **said, "mass_a": mass_a, "mass_b": mass_b, "missing": why})
+            of_a, of_b = (scores or [(None,) * 3] * 2)[:: 1 if about["order"] == "12" else -1]
+            p = preference(of_a[0], of_b[0]) if scores else None
+            said = {"task": task, "a": a, "b": b, "reward_a": of_a[0], "reward_b": of_b[0], "p": p, **about}
+            said |= dict(zip(("mass_a", "mass_b", "letter_a", "letter_b"), (of_a[1], of_b[1], of_a[2], of_b[2])))
+            records.append({**said, "tokens": asdict(tokens), "missing": why})
         valid = [record for record in records if not record["missing"]]
         if not valid:
             return Comparison(None, None, None, records)

@@ -23,6 +23,19 @@ LABELS = {
     "coupling_chi2_stage2": "The same after stage 2",
     "ood_judge_accuracy": "Judge accuracy out of distribution, after stage 2",
     "demo_minutes": "Duration of `make demo` after installation",
+    "best_of_16_gain": "Best of 16 by the critic against one candidate, same questions",
+    "solve_once_generated_ratio": "Best of 32, solved once against anew in each judgement: tokens generated",
+    "solve_once_computed_ratio": "The same: prompt tokens computed",
+    "solve_once_accuracy_change": "The same: accuracy of the pick",
+    "adaptive_comparisons_ratio": "Comparisons of the adaptive tournament against the pivot tournament's (N = 20, k = 2)",
+    "peer_tables_identical": "Random tables on which the pivot tournament equals llm-verifier's",
+    "peer_cost_ratio": "Prompt tokens computed against llm-verifier's, same tasks and server",
+    "faulty_replies_scored": "Faulty replies of a judge that became a score, of 5,000 among 5,000 good ones",
+    "loader_rows_rejected_unexplained": "Rows that a loader dropped without a reason (fixtures and spoiled copies)",
+    "length_only_judge": "A judge of lengths alone, on balanced pairs",
+    "position_only_judge": "A judge of positions alone",
+    "source_only_judge": "A judge of sources alone",
+    "metaworld_pairs": "Pairs built from Meta-World videos",
 }
 
 
@@ -50,7 +63,8 @@ def table(entries):
     for name, label in LABELS.items():
         if name in entries:
             e = entries[name]
-            value = f"{e['value']:.1f} [{e['low']:.1f}, {e['high']:.1f}] {e['unit']}"
+            digits = 2 if "ratio" in name else 1
+            value = f"{e['value']:.{digits}f} [{e['low']:.{digits}f}, {e['high']:.{digits}f}] {e['unit']}"
             lines.append(f"| {label} | {value} | {e['n']} | `{e['command']}` ([record]({e['record']})) |")
     return lines
 

@@ -1,25 +1,13 @@
-"""Pairs without giveaways: of each question's right and wrong responses, choose the two that keep the ledger level.
+"""Pairs of physworld: of each question's right and wrong responses, the two that keep the ledger of its kind level.
 
-A response is a bag of features: its words, its length, its source, its answer. Over all pairs, a feature must occur as
-often in the better response as in the worse one, or a judge could score by it without looking. `choose_pairs` walks
-through the questions and takes, each time, the pair whose difference brings the running sum of differences closest
-to zero (herding; Welling 2009), kind by kind.
+How and why: analysis/pair_balance.py. The committed pairs were chosen by one walk through the questions.
 """
 
 import random
-import re
 from collections import Counter, defaultdict
 
 import rewards
-
-
-def features(text, source):
-    """Counter of what a blind judge could go by: words, answer, source, length in words (also in coarse steps)."""
-    words = re.findall(r"\w+", text.lower())
-    bag = Counter(f"word {word}" for word in words)
-    answer = rewards.extract_answer(text)
-    bag.update({f"answer {answer}": 2, f"source {source}": 2, f"length {len(words) // 4}": 2, "words": len(words) / 4})
-    return bag
+from analysis.pair_balance import difference, features, herd, ordered_pair
 
 
 def choose_pairs(questions, candidates, seed=0):
@@ -37,27 +25,8 @@ def choose_pairs(questions, candidates, seed=0):
                 sorted_out[right].append((text, source, features(text, source)))
         if not (sorted_out[True] and sorted_out[False]):
             continue
-        rng, ledger = random.Random(f"{seed}/pair/{question['id']}"), ledgers[question["kind"]]
-        options = [(better, worse) for better in sorted_out[True] for worse in sorted_out[False]]
-        rng.shuffle(options)
-        better, worse = min(options, key=lambda pair: drift(ledger, pair[0][2], pair[1][2]))
-        ledger.update(better[2])
-        ledger.subtract(worse[2])
+        rng = random.Random(f"{seed}/pair/{question['id']}")
+        options = [(better, worse, difference(better[2], worse[2])) for better in sorted_out[True] for worse in sorted_out[False]]
+        better, worse, _ = herd(ledgers[question["kind"]], options, rng)
         pairs.append(ordered_pair(question, better, worse, rng.choice((1, 2))))
     return pairs
-
-
-def drift(ledger, better, worse):
-    """How far this pair moves the ledger from level: |L + d|^2 - |L|^2 over the features of d = better - worse."""
-    difference = Counter(better)
-    difference.subtract(worse)
-    return sum(2 * ledger[name] * d + d * d for name, d in difference.items())
-
-
-def ordered_pair(question, better, worse, preference):
-    """The pair record's own fields: id, answer (a check on the clip), responses, sources, preference."""
-    first, second = (better, worse) if preference == 1 else (worse, better)
-    return {
-        "id": question["id"], "answer": question["answer"], "response_1": first[0], "response_2": second[0],
-        "preference": preference, "source_1": first[1], "source_2": second[1],
-    }

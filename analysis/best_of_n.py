@@ -1,0 +1,239 @@
+"""Curves of best_of_n.py: accuracy against N, accuracy against judge calls, and what the tested judge beats at each N.
+
+    python -m analysis.best_of_n experiments/2026-12-01_best_of_n "stage 2=runs/bon/stage2.jsonl" \\
+        "stage 1=runs/bon/stage1.jsonl" "base=runs/bon/base.jsonl" [--tournament knockout] [--claim]
+
+The first judge is the tested one; all files are about the same candidates. Baselines and the judge's own answer are taken
+from its rows. Bands and differences are 95% intervals that resample questions; differences are paired by question.
+
+Writes into the record's folder: the rows (gzip), results.json, README.md with the table, best_of_n.png, and summary.json
+with the entry best_of_16_gain, which goes to experiments/headline.json with --claim.
+"""
+
+import argparse
+import gzip
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+from analysis.coupling import estimate, mean_gain
+from analysis.verifier_common import write_summary
+
+JUDGE_COLOURS = ["tab:red", "tab:blue", "tab:green", "tab:purple", "tab:brown", "tab:pink"]
+MARKERS = {"knockout": "v", "pivot": "o", "swiss": "s", "adaptive": "*", "round_robin": "D"}
+BASELINES = {  # method -> (label, colour); what needs no tournament
+    "random": ("random", "lightgray"), "longest": ("longest", "tan"), "likelihood": ("likelihood", "tab:cyan"),
+    "majority": ("majority vote", "tab:olive"), "own answer": ("the judge's own answer", "black"),
+    "agrees": ("first that agrees with it", "dimgray"), "oracle": ("oracle", "gold"),
+}  # fmt: skip
+COSTS = ("judge_calls", "prompt_tokens", "computed_prompt_tokens", "completion_tokens", "seconds")
+
+
+def read_picks(path):
+    """{(id, n, method): row} of a picks file of best_of_n.py, plain or gzip; raises ValueError naming file and line."""
+    path, rows = Path(path), {}
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line)
+                key = row["id"], row["n"], row["method"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{path}:{number}: no row of best_of_n.py pick ({error!r}); write the picks again") from error
+            if key in rows:
+                raise ValueError(f"{path}:{number}: {key} stands twice; write the picks again")
+            rows[key] = row
+    if not rows:
+        raise ValueError(f"{path}: no rows; run best_of_n.py pick")
+    return rows
+
+
+def select(rows, n, method):
+    """The rows of a size and method by id; raises ValueError where there are none."""
+    found = {row["id"]: row for (_, size, name), row in rows.items() if (size, name) == (n, method)}
+    if not found:
+        sizes = sorted({size for _, size, name in rows if name == method})
+        raise ValueError(f"no picks of {method!r} at N = {n} (that method has N = {sizes}); run best_of_n.py pick with them")
+    return found
+
+
+def difference(after, before):
+    """{"points", "low", "high", "n"}: accuracy of rows `after` minus `before`, paired by id, resampled by question."""
+    odd = sorted(after.keys() ^ before.keys())
+    if odd:
+        raise ValueError(
+            f"{len(odd)} questions have picks in one of two files only, e.g. {odd[:3]}; pick from one candidates file"
+        )
+    gains = {}
+    for key, row in after.items():
+        gains.setdefault(row["cluster"], []).append(bool(row["correct"]) - bool(before[key]["correct"]))
+    value, low, high, n = mean_gain(gains)
+    return {"points": 100 * value, "low": 100 * low, "high": 100 * high, "n": n}
+
+
+def point(judge, method, n, rows):
+    """One point of a curve: accuracy with its interval, mean cost a question."""
+    rows = list(rows.values())
+    means = {name: None if rows[0][name] is None else sum(row[name] for row in rows) / len(rows) for name in COSTS}
+    found = estimate(rows, lambda row: row["correct"])
+    return {"judge": judge, "method": method, **found, "questions": found["n"], "n": n, **means}
+
+
+def points_of(judges):
+    """Points of every judge and tournament, and of the baselines of the first judge (judge None)."""
+    points = []
+    for place, (judge, rows) in enumerate(judges.items()):
+        for n, method in dict.fromkeys((n, method) for _, n, method in rows):
+            if method in MARKERS or place == 0:
+                points.append(point(judge if method in MARKERS else None, method, n, select(rows, n, method)))
+    return points
+
+
+def duels_of(judges, tournament):
+    """At each N: the tested judge against every other judge, every other way to pick, and itself at N = 1."""
+    (tested, rows), *others = judges.items()
+    duels = []
+    for n in sorted({n for _, n, method in rows if method == tournament and n > 1}):
+        mine = select(rows, n, tournament)
+        against = {f"{judge} as judge": select(other, n, tournament) for judge, other in others}
+        methods = dict.fromkeys(method for _, size, method in rows if size == n and method not in (tournament, "oracle"))
+        against |= {BASELINES.get(method, (method,))[0]: select(rows, n, method) for method in methods}
+        against["N = 1"] = select(rows, 1, tournament)
+        duels += [
+            {"n_candidates": n, "tested": tested, "against": name, **difference(mine, row)} for name, row in against.items()
+        ]
+    return duels
+
+
+def percent(entry):
+    """An accuracy in percent with its interval.
+
+    >>> percent({"value": 0.5, "low": 0.4, "high": 0.6})
+    '50.0 [40.0, 60.0]'
+    """
+    return "{:.1f} [{:.1f}, {:.1f}]".format(*(100 * entry[key] for key in ("value", "low", "high")))
+
+
+def table(results):
+    """Markdown lines: accuracy and judge calls of every way to pick at every N, then the paired differences."""
+    sizes = sorted({p["n"] for p in results["points"]})
+    lines = ["| Judge, method | " + " | ".join(f"N = {n}" for n in sizes) + " |", "|---" * (len(sizes) + 1) + "|"]
+    for judge, method in dict.fromkeys((p["judge"], p["method"]) for p in results["points"]):
+        at = {p["n"]: p for p in results["points"] if (p["judge"], p["method"]) == (judge, method)}
+        name = f"{judge}, {method}" if judge else BASELINES[method][0]
+        cells = [f"{percent(at[n])}, {at[n]['judge_calls']:.1f}" if n in at else "-" for n in sizes]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    lines += ["", "Accuracy in % with its 95% interval, mean judge calls a question.", ""]
+    lines += [f"| {results['tested']}, {results['tournament']}, minus | N | Points | |", "|---|---|---|---|"]
+    for d in results["duels"]:
+        word = "beats" if d["low"] > 0 else "loses" if d["high"] < 0 else "not told apart"
+        interval = f"{d['points']:+.1f} [{d['low']:+.1f}, {d['high']:+.1f}]"
+        lines.append(f"| {d['against']} | {d['n_candidates']} | {interval} | {word} |")
+    return lines
+
+
+def curve(axis, points, x, **style):
+    """Accuracy in percent over points' field x, with its band."""
+    points = sorted(points, key=lambda p: p[x])
+    at = [p[x] for p in points]
+    axis.plot(at, [100 * p["value"] for p in points], ms=4, lw=1.3, **style)
+    axis.fill_between(
+        at, [100 * p["low"] for p in points], [100 * p["high"] for p in points], color=style["color"], alpha=0.12, lw=0
+    )
+
+
+def draw(results, path):
+    """Two panels: accuracy against N (the tested tournament, all baselines) and against judge calls (all tournaments)."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), sharey=True, layout="constrained")
+    groups = {}
+    for p in results["points"]:
+        groups.setdefault((p["judge"], p["method"]), []).append(p)
+    colours = dict(zip(dict.fromkeys(judge for judge, _ in groups if judge), JUDGE_COLOURS))
+    for (judge, method), points in groups.items():
+        if judge is None:
+            label, colour = BASELINES[method]
+            curve(left, points, "n", color=colour, ls="--", label=label)
+            continue
+        style = {"color": colours[judge], "marker": MARKERS[method]}
+        if method == results["tournament"]:
+            curve(left, points, "n", **style, label=f"{judge}, {method}")
+        curve(right, points, "judge_calls", **style, label=f"{judge}, {method}")
+    left.set(xscale="log", xlabel="N candidates", ylabel="accuracy of the pick, %")
+    sizes = sorted({p["n"] for p in results["points"]})
+    left.set_xticks(sizes, sizes)
+    left.minorticks_off()
+    right.set(xscale="symlog", xlabel="judge calls a question")
+    for axis in (left, right):
+        axis.legend(fontsize=7)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def copy_picks(paths, out):
+    """Copies of the picks (gzip) in the record; {label: what the run beside them says of itself}."""
+    made = {}
+    for judge, path in paths.items():
+        with gzip.GzipFile(out / f"{path.stem}.jsonl.gz", "wb", mtime=0) as copy:
+            copy.write(path.read_bytes())
+        said = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        made[judge] = {key: said[key] for key in ("command", "commit", "machine", "versions", "missing")}
+    return made
+
+
+def readme(claim, results, lines):
+    """The record's README: claim, commands, machine, and the table."""
+    made = results["made"]
+    machine = next(iter(made.values()))
+    commands = [
+        f"- `{one['command']}` (commit {one['commit']}; missing calls: {one['missing'] or 'none'})" for one in made.values()
+    ]
+    about = f"Machine: {machine['machine']}; versions: {machine['versions']}."
+    return "\n".join([claim, "", about, "", *commands, f"- `{results['command']}`", "", *lines, ""])
+
+
+def named_paths(words):
+    """{label: path} of command-line words "label=path"; raises ValueError on another form."""
+    if not all("=" in word for word in words):
+        raise ValueError(f'give picks as "label=path.jsonl", got {words}')
+    return {label: Path(path) for label, path in (word.split("=", 1) for word in words)}
+
+
+def command_of(module, argv):
+    """The command that runs, as text."""
+    return shlex.join(["python", "-m", module, *(sys.argv[1:] if argv is None else argv)])
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser.add_argument("out", type=Path, help="the record's folder")
+    parser.add_argument("picks", nargs="+", help='"label=picks.jsonl", the tested judge first')
+    parser.add_argument("--tournament", default="knockout", choices=list(MARKERS), help="the tested one")
+    parser.add_argument("--claim", action="store_true", help="update experiments/headline.json")
+    args = parser.parse_args(argv)
+    paths = named_paths(args.picks)
+    judges = {judge: read_picks(path) for judge, path in paths.items()}
+    tested = next(iter(judges))
+    gain = difference(*(select(judges[tested], n, args.tournament) for n in (16, 1)))
+    args.out.mkdir(parents=True, exist_ok=True)
+    results = {
+        "command": command_of("analysis.best_of_n", argv), "tested": tested, "tournament": args.tournament,
+        "made": copy_picks(paths, args.out), "points": points_of(judges), "duels": duels_of(judges, args.tournament),
+    }  # fmt: skip
+    (args.out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    claim = f"# Best of N\n\nClaim: {tested} as judge lifts accuracy from N = 1 to N = 16 by {gain['points']:.1f} " \
+            f"[{gain['low']:.1f}, {gain['high']:.1f}] points (paired, n {gain['n']})."  # fmt: skip
+    lines = table(results)
+    (args.out / "README.md").write_text(readme(claim, results, lines), encoding="utf-8")
+    draw(results, args.out / "best_of_n.png")
+    entry = {"value": gain["points"], "low": gain["low"], "high": gain["high"], "n": gain["n"], "unit": "points"}
+    write_summary(args.out, {"best_of_16_gain": entry}, results["command"], args.claim)
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""Who answers evaluate.py's prompts: a transformers model in this process, a model on a server, or the verifier."""
+
+import os
+import re
+from dataclasses import dataclass
+
+import torch
+from transformers import AutoModelForImageTextToText, AutoProcessor, GenerationConfig
+from transformers.utils.peft_utils import find_adapter_config_file
+
+import prompts as templates
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sampled text, without special tokens, and what it cost (padding not counted, the end token counted).
+
+    `p` is the probability that the response shown first is better, of a judge that gives one instead of a verdict.
+    """
+
+    text: str
+    prompt_tokens: int
+    completion_tokens: int
+    p: float | None = None
+
+
+def load_model(path, device=None, dtype=None):
+    """(model, processor) of a local folder or hub id, ready to generate: eval mode, left padding.
+
+    A PEFT adapter is merged into its base. Default is cuda in bfloat16 where there is a GPU, else cpu in float32.
+    """
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = dtype or (torch.float32 if str(device) == "cpu" else torch.bfloat16)
+    adapter = find_adapter_config_file(str(path))
+    if adapter:
+        from peft import PeftConfig, PeftModel
+
+        model, processor = load_model(PeftConfig.from_pretrained(str(path)).base_model_name_or_path, device, dtype)
+        return PeftModel.from_pretrained(model, str(path)).merge_and_unload().eval(), processor
+    model = AutoModelForImageTextToText.from_pretrained(str(path), dtype=dtype).to(device).eval()
+    processor = AutoProcessor.from_pretrained(str(path))
+    processor.tokenizer.padding_side = "left"
+    return model, processor
+
+
+def generation_settings(model, tokenizer, max_new_tokens, temperature, top_p):
+    """Every setting spelled out, so that a checkpoint's own defaults (Qwen's top_k 50, penalties) cannot leak in."""
+    ends = model.generation_config.eos_token_id
+    ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends)
+    sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0} if temperature > 0 else {}
+    return GenerationConfig(max_new_tokens=max_new_tokens, eos_token_id=sorted(ends), pad_token_id=pad, **sampling)
+
+
+@torch.no_grad()
+def complete(model, processor, prompts, images, max_new_tokens, temperature=0.0, seed=0, top_p=1.0):
+    """One Completion per prompt, made in one batch.
+
+    `prompts` are chat messages with {"type": "image"} places; `images` a list of PIL images for each (may be empty).
+    Temperature 0 is greedy. Above 0 the draw depends on `seed` and the batch alone; the global generator is left as
+    it was. Raises ValueError where places and images differ in number.
+    """
+    for prompt, shown in zip(prompts, images, strict=True):
+        places = sum(block["type"] == "image" for m in prompt if not isinstance(m["content"], str) for block in m["content"])
+        if places != len(shown):
+            raise ValueError(f"a prompt has {places} image places and {len(shown)} images")
+    texts = processor.apply_chat_template(prompts, add_generation_prompt=True, tokenize=False)
+    inputs = processor(
+        text=texts, images=[i for i in images if i] or None, padding=True, padding_side="left", return_tensors="pt"
+    ).to(model.device, model.dtype)  # input_ids: (B, P)
+    own = model.generation_config
+    settings = generation_settings(model, processor.tokenizer, max_new_tokens, temperature, top_p)
+    with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        model.generation_config = settings
+        try:
+            output = model.generate(**inputs)  # (B, P + C)
+        finally:
+            model.generation_config = own
+    tokens = output[:, inputs["input_ids"].shape[1] :]  # (B, C)
+    ended = torch.isin(tokens, torch.tensor(settings.eos_token_id, device=tokens.device))  # (B, C)
+    lengths = tokens.shape[1] - (ended.cumsum(1) - ended.long() > 0).sum(1)  # (B,), up to the first end token
+    return [
+        Completion(processor.decode(row[:n], skip_special_tokens=True), int(mask.sum()), int(n))
+        for row, n, mask in zip(tokens, lengths, inputs["attention_mask"])
+    ]
+
+
+def machine():
+    """The accelerator, or how much of the CPU is in use."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"CPU, {torch.get_num_threads()} of {os.cpu_count()} cores"
+
+
+def served(config):
+    """answer(tasks, asked, images, seed) -> a Completion each, or a Missing with its reason, of an OpenAI-compatible server."""
+    from backends import ServerBackend
+    from calls import Call, Missing
+
+    settings = {"analysis_tokens": config.max_new_tokens, "temperature": config.temperature}
+    settings |= {"extra_body": {"top_p": config.top_p}} if config.top_p < 1 else {}
+    backend = ServerBackend(config.base_url, config.model, route="text", **settings)
+
+    def answer(tasks, asked, images, seed):
+        seeds = [(seed + place) % 2**31 if config.temperature > 0 else None for place in range(len(asked))]
+        calls = [
+            Call(prompt, (), None, tuple(shown), group=str(place), seed=own)
+            for place, (prompt, shown, own) in enumerate(zip(asked, images, seeds))
+        ]
+        answers = [Missing("the server gave no reply")] * len(calls)
+        for place, reply in backend.write(calls):
+            failed = isinstance(reply, Missing)
+            answers[place] = reply if failed else Completion(reply.text, reply.tokens.input, reply.tokens.output)
+        return answers
+
+    return answer
+
+
+def verified(config):
+    """answer(tasks, asked, images, seed) of verifier.py: one call a criterion in the order shown, p instead of a text."""
+    from backends import ServerBackend
+    from calls import Missing
+    from verifier import LocalBackend, Verifier
+
+    settings = {"analysis_tokens": config.max_new_tokens, "temperature": config.temperature}
+    if config.base_url:
+        backend = ServerBackend(config.base_url, config.model, **settings)
+    else:
+        backend = LocalBackend.load(config.model, batch_size=config.batch_size, **settings)
+    verifier = Verifier(backend, config.verifier, repeats=1, seed=config.seed, abstain=True, progress=False)
+
+    def answer(tasks, asked, images, seed):
+        compared = []
+        for (record, order), shown in zip(tasks, images):
+            first, second = (record["response_" + number] for number in order)
+            compared.append((templates.question_text(record["question"], record.get("options")), first, second, shown))
+        answers = []
+        for result in verifier.compare_many(compared):
+            cost = [sum(call["tokens"][kind] for call in result.records) for kind in ("input", "output")]
+            why = "; ".join(sorted({call["missing"] for call in result.missing}))
+            answers.append(Missing(why) if result.p is None else Completion("", *cost, result.p))
+        verifier.records.clear()  # what a benchmark's calls said would not fit in memory
+        verifier.cache.replies.clear()
+        return answers
+
+    return answer
+
+
+def own_messages(template, question, options, n_frames, first=None, second=None):
+    """A benchmark's own prompt as chat messages: frames, then the template with its places filled in, word for word.
+
+    Places: {question}, {options}, {response_1}, {response_2}. Nothing is escaped, as the benchmarks escape nothing.
+
+    >>> own_messages("{question} A: {response_1}", "Why? {response_1}", None, 1, "so")[0]["content"][1]["text"]
+    'Why? {response_1} A: so'
+    """
+    lines = "\n".join(f"{letter}. {text}" for letter, text in (options or {}).items())
+    filled = {"question": question, "options": lines, "response_1": first or "", "response_2": second or ""}
+    text = re.sub(r"\{(question|options|response_1|response_2)\}", lambda place: filled[place[1]], template)
+    return [{"role": "user", "content": [{"type": "image"}] * n_frames + [{"type": "text", "text": text}]}]

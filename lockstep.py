@@ -1,0 +1,116 @@
+"""Many tournaments of many questions on one judge, in lockstep, so that their judgements are made in large batches.
+
+A tournament of ppt.py is a function of its judgements. It runs on those that are there and stops at the first that is
+missing; what all tournaments lack is judged together, appended to a file, and they start again. So batches are full even
+for a knockout, no judgement is paid twice, and a run that was killed goes on where it was.
+"""
+
+import json
+import time
+from collections import Counter, defaultdict
+from dataclasses import asdict
+from itertools import permutations
+from pathlib import Path
+
+import ppt
+from evaluate import content_sha, open_rows, write_result
+
+TOURNAMENTS = {
+    "knockout": ppt.knockout, "pivot": ppt.pivot_tournament, "swiss": ppt.swiss, "adaptive": ppt.adaptive,
+    "round_robin": ppt.round_robin,
+}  # fmt: skip
+ALONE = (-1, -1)  # stands for the two candidates where a question is solved before any is seen
+COSTS = ("prompt_tokens", "computed_prompt_tokens", "completion_tokens", "seconds")
+
+
+class Unasked(Exception):
+    """A tournament needs judgements that are not there yet: `pairs`."""
+
+    def __init__(self, pairs):
+        super().__init__(f"{len(pairs)} judgements are missing")
+        self.pairs = pairs
+
+
+def all_pairs(n, compare, seed, compare_many):
+    """Asks every ordered pair; not a tournament, but played like one."""
+    compare_many(list(permutations(range(n), 2)))
+
+
+def play(record, method, n, known, seed):
+    """The Ranking of the first n candidates with the judgements {(a, b): row} of this question; raises Unasked."""
+
+    def compare_many(pairs):
+        shown = [(record["same"][a], record["same"][b]) for a, b in pairs]
+        if lacking := [pair for pair in shown if pair[0] != pair[1] and pair not in known]:
+            raise Unasked(lacking)
+        return [0.5 if a == b else known[a, b]["p"] for a, b in shown]
+
+    tournament = all_pairs if method == "table" else TOURNAMENTS[method]
+    return tournament(n, None, seed=f"{seed} {record['id']}", compare_many=compare_many)
+
+
+class Calls:
+    """The judgements of a run: by_question[id][a, b] is the row of candidates a and b (the first with their texts)."""
+
+    def __init__(self, config):
+        self.path = Path(config.calls or Path(config.out).with_suffix(".calls.jsonl"))
+        settings = asdict(config) | {"weights": content_sha(config.critic or config.verifier)}
+        settings |= {"candidates": content_sha(config.candidates)}
+        for name in ("out", "limit", "calls"):
+            del settings[name]
+        self.stream, rows = open_rows(self.path, self.path.with_suffix(".json"), settings)
+        write_result(self.path.with_suffix(".json"), {"config": settings})
+        self.by_question, self.reasons, self.paid, self.found = defaultdict(dict), Counter(), 0, len(rows)
+        for row in rows:
+            self.by_question[row["id"]][tuple(map(int, row["order"].split()))] = row
+
+    def ask(self, judge, items):
+        """Judge one batch of (record, a, b) and append what it says."""
+        started = time.time()
+        answers = judge(items)
+        seconds = round((time.time() - started) / len(items), 4)
+        lines = []
+        for (record, a, b), answer in zip(items, answers, strict=True):
+            row = {"id": record["id"], "order": f"{a} {b}", **answer, "seconds": seconds}
+            self.by_question[record["id"]][a, b] = row
+            self.reasons.update([row["missing"]] if row["missing"] else [])
+            if not row["missing"]:
+                lines.append(json.dumps(row) + "\n")
+        self.stream.write("".join(lines).encode())
+        self.stream.flush()
+        self.paid += len(items)
+
+
+def settle(records, plans, calls, judge, config):
+    """{(id, method, n): Ranking} of all plans (method, n) of these records, played in lockstep.
+
+    Each play takes all judgements that are there and stops at the first that is not; what all of them lack is asked in
+    batches, and they start again.
+    """
+    rankings, under_way = {}, [(record, method, n) for record in records for method, n in plans]
+    while under_way:
+        wanted, stuck = {}, []
+        for record, method, n in under_way:
+            try:
+                ranking = play(record, method, n, calls.by_question[record["id"]], config.seed)
+                rankings[record["id"], method, n] = ranking
+            except Unasked as lacking:
+                stuck.append((record, method, n))
+                wanted |= {(record["id"], *pair): (record, *pair) for pair in lacking.pairs}
+        items = list(wanted.values())
+        if config.critic and config.solve != "each":
+            items = solving(items, calls, config.solve)
+        for start in range(0, len(items), config.batch_size):
+            calls.ask(judge, items[start : start + config.batch_size])
+        under_way = stuck
+    return rankings
+
+
+def solving(items, calls, solve):
+    """Of the items (record, a, b) those that can be asked now: of a question without a solution its first one, or the
+    question alone; the others wait for that solution."""
+    first = {}
+    for record, a, b in items:
+        if not calls.by_question[record["id"]]:
+            first.setdefault(record["id"], (record, a, b) if solve == "first" else (record, *ALONE))
+    return [*first.values(), *(item for item in items if item[0]["id"] not in first)]

@@ -1,0 +1,202 @@
+"""The last step of build_pairs.py: choose one right and one wrong response a question, and say what was refused and why."""
+
+import difflib
+import functools
+import json
+import os
+import random
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import data
+import evaluate
+from analysis import pair_balance
+from analysis.coupling import read_rows
+
+MEDIA = ("frames", "video", "videos")
+OPTIONS = 64  # pairs of a question that are weighed against each other; where there are more, its id draws them
+
+
+def write_lines(path, rows):
+    """Write a JSONL file whole or not at all."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    temporary.replace(path)
+
+
+# --- what may not be shared -------------------------------------------------------------------------------------------
+
+
+def media_of(record):
+    """The paths of all frames and videos of a record."""
+    values = [record.get(field) or [] for field in MEDIA]
+    return [path for value in values for path in ([value] if isinstance(value, str) else value)]
+
+
+@functools.lru_cache(maxsize=None)
+def content(path):
+    """What stands for a file's bytes."""
+    return evaluate.content_sha(path)
+
+
+def words_of(record):
+    """Question and options, as they are compared: without case, spaces and the options' order."""
+    options = sorted(" ".join(text.lower().split()) for text in (record.get("options") or {}).values())
+    return (" ".join(record["question"].lower().split()), *options)
+
+
+def read_apart(paths):
+    """(contents of all frames and videos, words -> set of the media they go with) of files of questions or pairs."""
+    contents, words = set(), defaultdict(set)
+    for path in paths:
+        for number, record in data.read_jsonl(path):
+            data.check_record(record, f"{path}:{number}", record.get("preference") is not None, answered=False)
+            shown = tuple(content(file) for file in media_of(data.with_paths(record, Path(path).parent, path)))
+            contents |= set(shown)
+            words[words_of(record)].add(shown)
+    return contents, words
+
+
+def shares(record, contents, words, own_words):
+    """Why a question may not be used beside the others, or None. `own_words`: words -> media, of its own file.
+
+    A text that goes with several clips, there or here, is a template: it may recur, its clips may not.
+    """
+    shown = tuple(content(file) for file in media_of(record))
+    if contents & set(shown):
+        return "a clip or frame of it occurs in --apart_from"
+    both = words.get(words_of(record), set()), own_words[words_of(record)]
+    template = any(len(media - {()}) > 1 for media in both)
+    return "its text occurs in --apart_from" if both[0] and not template else None
+
+
+# --- near-duplicates ----------------------------------------------------------------------------------------------------
+
+
+def refused(better, worse, near, max_chars):
+    """Why two responses make no pair, or None: the same as far as a critic sees them, or nearly the same in words.
+
+    >>> refused("It rolls off the edge. \\\\boxed{A}", "It rolls off the edge. \\\\boxed{B}", 0.95, 10)
+    'identical after truncation'
+    """
+    one, other = (text[:max_chars].split() for text in (better, worse))
+    if one == other:
+        return "identical after truncation" if better.split() != worse.split() else "identical"
+    same = difflib.SequenceMatcher(None, one, other, autojunk=False)
+    return "near-duplicate" if same.quick_ratio() >= near and same.ratio() >= near else None
+
+
+def options_of(record, rows, args, counts):
+    """(better, worse, difference) of a question's responses that may be paired; `counts` gets the refused ones' reasons."""
+    bags = {}
+    for row in rows:
+        if row["correct"] is not None:
+            bag = pair_balance.features(row["text"], row["source"])
+            bag.update(pair_balance.style(row["text"]))
+            bags.setdefault((row["text"], row["source"]), (row["text"], row["source"], bag, row["correct"]))
+    both = [(a, b) for a in bags.values() if a[3] for b in bags.values() if not b[3]]
+    if args.benchmark:
+        both = [(a, b) for a, b in both if a[1] == b[1]]
+    random.Random(f"{args.seed}/options/{record['id']}").shuffle(both)
+    found = []
+    for better, worse in both[:OPTIONS]:
+        why = refused(better[0], worse[0], args.near, args.max_chars)
+        if why:
+            counts[why] += 1
+        else:
+            found.append((better, worse, pair_balance.difference(better[2], worse[2])))
+    return found
+
+
+def reason_without(rows, args):
+    """Why a question has no two responses that could be a pair at all, or None."""
+    if not rows:
+        return "no responses"
+    verdicts = {row["correct"] for row in rows}
+    if not {True, False} <= verdicts:
+        return "no right response" if False in verdicts else "no wrong response" if True in verdicts else "none was readable"
+    by_model = [{row["correct"] for row in rows if row["source"] == source} for source in {row["source"] for row in rows}]
+    one_model = any({True, False} <= verdicts for verdicts in by_model)
+    return "no model has both a right and a wrong one" if args.benchmark and not one_model else None
+
+
+# --- the step -----------------------------------------------------------------------------------------------------------
+
+
+def pair(args):
+    """Step 3: pairs.jsonl or benchmark.jsonl, the counts and blind judges as JSON, and the same as Markdown."""
+    records = data.load_records(args.questions)
+    if not (args.out / "verified.jsonl").is_file():
+        raise SystemExit(f"{args.out}/verified.jsonl is not there; run the step verify first")
+    verified = defaultdict(list)
+    for row in read_rows(args.out / "verified.jsonl"):
+        verified[row["question"]].append(row)
+    contents, words = read_apart(args.apart_from or [])
+    own_words = defaultdict(set)
+    for record in records:
+        own_words[words_of(record)].add(tuple(content(file) for file in media_of(record)))
+    reasons, refusals, twice, open_questions, open_records = Counter(), Counter(), set(), [], {}
+    for record in records:
+        key = (words_of(record), tuple(content(file) for file in media_of(record)))
+        why = "stands twice in the file" if key in twice else shares(record, contents, words, own_words)
+        why = why or reason_without(verified[record["id"]], args)
+        options = [] if why else options_of(record, verified[record["id"]], args, refusals)
+        twice.add(key)
+        if why or not options:
+            reasons[why or "all its pairs were refused"] += 1
+            continue
+        open_questions.append((record["id"], record["suite"], options))
+        open_records[record["id"]] = record
+    chosen, dropped = pair_balance.choose(open_questions, args.seed)
+    reasons["given up to keep its suite level"] += len(dropped)
+    random_choice = {name: options[0] for name, _, options in open_questions}  # options stand in an order drawn by the id
+    before, after = (build(open_records, some, args) for some in (random_choice, chosen))
+    if not after:
+        raise SystemExit(f"no question of {args.questions} gives a pair: {dict(reasons)}")
+    name = "benchmark" if args.benchmark else "pairs"
+    write_lines(args.out / f"{name}.jsonl", after)
+    write_report(args, name, records, before, after, reasons, refusals)
+
+
+def build(records, chosen, args):
+    """Pair records with paths from the output's folder; which response stands first is drawn by the id."""
+    pairs = []
+    for name, (better, worse, *_) in chosen.items():
+        record, preference = dict(records[name]), random.Random(f"{args.seed}/order/{name}").choice((1, 2))
+        for field in MEDIA:
+            if record.get(field):
+                single = isinstance(record[field], str)
+                paths = [os.path.relpath(path, args.out) for path in ([record[field]] if single else record[field])]
+                record[field] = paths[0] if single else paths
+        pairs.append(record | pair_balance.ordered_pair(record, better, worse, preference))
+    return pairs
+
+
+def write_report(args, name, records, before, after, reasons, refusals):
+    """Counts and blind judges to <name>.json, the same to read in <name>.md (a benchmark's: card.md), and on the screen."""
+    judges = {"before balancing": pair_balance.blind_judges(before), "after": pair_balance.blind_judges(after)}
+    counts = {
+        "questions": len(records), "pairs": len(after), "questions without a pair": dict(+reasons),
+        "pairs of responses refused": dict(refusals), "suites": dict(Counter(pair["suite"] for pair in after)),
+        "sources": dict(Counter(pair[f"source_{i}"] for pair in after for i in "12")),
+        "preference": dict(Counter(str(pair["preference"]) for pair in after)),
+    }  # fmt: skip
+    made = evaluate.provenance()
+    evaluate.write_result(args.out / f"{name}.json", {"counts": counts, "blind judges": judges, **made})
+    lines = [f"# {name}.jsonl", "", f"- Command: `{made['command']}`; commit {made['commit']}."]
+    if args.benchmark:
+        lines += [
+            "- Protocol: JudgeBench's. One pair a question, both responses by one model, one of them right; judge it in both orders.",
+            f"- Questions: {args.questions}, with the licence of their source. Nothing is shared with: "
+            f"{', '.join(args.apart_from) or 'nothing given'} (clips and frames by content; questions by text and options, "
+            "except texts that go with several clips).",
+            "- Labels: verify.json beside this file says which judges decided, and how far they agreed.",
+            f"- SHA-256 of benchmark.jsonl begins {evaluate.content_sha(args.out / 'benchmark.jsonl')}.",
+        ]  # fmt: skip
+    for what, count in counts.items():
+        parts = count.items() if isinstance(count, dict) else [("", count)]
+        lines.append(f"- {what}: {', '.join(f'{key} {n}'.strip() for key, n in parts) or 'none'}.")
+    lines += ["", "Judges that do not look, percent right (95% interval), cross-fitted (analysis/pair_balance.py):", ""]
+    lines += [*pair_balance.table(judges), ""]
+    (args.out / ("card.md" if args.benchmark else "pairs.md")).write_text("\n".join(lines), encoding="utf-8")
+    print("\n".join(lines))

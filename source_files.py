@@ -1,0 +1,174 @@
+"""The files of a public data set: found or fetched, read row by row, with the clips and pictures that rows name."""
+
+import csv
+import hashlib
+import io
+import json
+import os
+import re
+from collections import Counter
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+from PIL import Image
+
+import data
+
+TABLES = (".parquet", ".jsonl", ".json", ".csv")  # of a folder that holds several kinds, the first kind is taken
+VIDEOS = (".mp4", ".avi", ".mov", ".mkv", ".webm")
+
+
+class Rejected(Exception):
+    """A row that cannot be used: the reason under which it is counted, and a detail for the first one's message."""
+
+    def __init__(self, reason, detail=""):
+        super().__init__(reason)
+        self.reason, self.detail = reason, f" ({str(detail)[:120]})" if detail else ""
+
+
+class Counts:
+    """Rows read and kept, records made of them, and why rows were rejected, with the first place of each reason."""
+
+    def __init__(self):
+        self.read, self.kept, self.records, self.reasons, self.first, self.unpaired = 0, 0, 0, Counter(), {}, 0
+
+    def reject(self, reason, where):
+        self.reasons[reason] += 1
+        self.first.setdefault(reason, where)
+
+    def report(self, title):
+        """The counts as text."""
+        lines = [f"{title}: read {self.read}, kept {self.kept}, rejected {self.reasons.total()}; {self.records} records"]
+        lines += [f"  rejected {count} x {reason}; first: {self.first[reason]}" for reason, count in self.reasons.most_common()]
+        lines += [f"  {self.unpaired} clips have no other clip of the same task with another score"] if self.unpaired else []
+        return "\n".join(lines)
+
+
+def locate(dataset, subset=None):
+    """The local path of a data set, downloaded first where `dataset` is a hub id; raises RecordError where there is none."""
+    path = Path(dataset)
+    if path.exists():
+        return path
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", str(dataset)):
+        raise data.RecordError(f"{dataset}: no such file or folder, nor a hub id (owner/name)")
+    from huggingface_hub import snapshot_download
+
+    wanted = {"allow_patterns": [f"*{subset}*"]} if subset else {}
+    return Path(snapshot_download(str(dataset), repo_type="dataset", **wanted))
+
+
+def table_files(path, subset=None):
+    """The files of a data set that hold rows; `subset` names a part of their paths (a config or a split)."""
+    if path.is_file():
+        return [path]
+    found = [file for file in sorted(path.rglob("*")) if file.suffix in TABLES and not file.name.startswith(".")]
+    found = [file for file in found if not subset or subset in file.relative_to(path).as_posix()]
+    kind = next((kind for kind in TABLES if any(file.suffix == kind for file in found)), None)
+    if kind is None:
+        raise data.RecordError(f"{path}: no {', '.join(TABLES)} here" + (f" with {subset!r} in its path" if subset else ""))
+    return [file for file in found if file.suffix == kind]
+
+
+def read_rows(file):
+    """Yield ("file:row", row); rows are counted from 1, of JSONL lines. Raises RecordError on a file that is cut or no table."""
+    if file.suffix == ".parquet":
+        try:
+            batches = pyarrow.parquet.ParquetFile(file).iter_batches(batch_size=16)
+            rows = (row for batch in batches for row in batch.to_pylist())
+            yield from ((f"{file}:{number}", row) for number, row in enumerate(rows, 1))
+        except (pyarrow.ArrowInvalid, OSError) as error:
+            raise data.RecordError(f"{file}: cannot be read as parquet ({error}); was the download cut?") from error
+    elif file.suffix == ".csv":
+        with file.open(encoding="utf-8", newline="") as stream:
+            yield from ((f"{file}:{number}", row) for number, row in enumerate(csv.DictReader(stream), 1))
+    elif file.suffix == ".json" and file.open("rb").read(64).lstrip()[:1] == b"[":
+        try:
+            rows = json.loads(file.read_bytes())
+        except ValueError as error:
+            raise data.RecordError(f"{file}: not JSON ({error}); was the download cut?") from error
+        yield from ((f"{file}:{number}", row) for number, row in enumerate(rows, 1))
+    else:
+        yield from ((f"{file}:{number}", row) for number, row in data.read_jsonl(file))
+
+
+class Media:
+    """Finds the clips and pictures that rows name; pictures that come as bytes are written to <out>/images.
+
+    A name is looked up beside the row's file (`here`), then under `root`; a clip's at last by its base name anywhere
+    under `root`, because the sets name paths of the machine that made them.
+    """
+
+    def __init__(self, root, out):
+        self.root, self.out, self.here, self.clips, self.folders = Path(root), Path(out), Path(root), None, None
+
+    def beside(self, name):
+        """The file of this relative (or absolute) name, or None."""
+        try:
+            return next((file.absolute() for file in (self.here / name, self.root / name) if file.is_file()), None)
+        except OSError:  # no name at all: a text of 300 letters
+            return None
+
+    def look(self):
+        """Walk `root` once for base names of clips and names of folders."""
+        self.clips, self.folders = {}, {}
+        for folder, _, names in os.walk(self.root):
+            self.folders[Path(folder).name] = Path(folder).absolute()
+            for name in names:
+                if name.lower().endswith(VIDEOS):
+                    self.clips.setdefault(name, []).append((Path(folder) / name).absolute())
+
+    def video(self, name):
+        """The path of a clip; raises Rejected."""
+        if not isinstance(name, str) or not name.strip():
+            raise Rejected("names no video", repr(name))
+        if found := self.beside(name):
+            return str(found)
+        if self.clips is None:
+            self.look()
+        found = self.clips.get(Path(name).name, [])
+        if len(found) != 1:
+            raise Rejected("no such video" if not found else "several videos have this name", name)
+        return str(found[0])
+
+    def frames(self, folder):
+        """The pictures in the folder of this name, in the order of their numbers; raises Rejected."""
+        if self.folders is None:
+            self.look()
+        found = self.folders.get(str(folder))
+        files = [file for file in found.iterdir() if file.suffix.lower() in (".jpg", ".jpeg", ".png")] if found else []
+        if not files:
+            raise Rejected("no folder of frames", folder)
+        number = {file: [int(digits) for digits in re.findall(r"\d+", file.stem)] for file in files}
+        return [str(file) for file in sorted(files, key=lambda file: (number[file], file.name))]
+
+    def image(self, value):
+        """The path of a picture, given as one or as the bytes of a parquet row; raises Rejected where it does not open."""
+        if isinstance(value, dict):
+            value = value.get("bytes") or value.get("path")
+        if not value:
+            raise Rejected("no image")
+        if isinstance(value, str):
+            file = self.beside(value)
+            if not file:
+                raise Rejected("no such image", value)
+            check_image(file)
+            return str(file)
+        name = f"images/{hashlib.sha256(value).hexdigest()[:16]}.{check_image(io.BytesIO(value))}"
+        file = self.out / name
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            temporary = file.with_suffix(f".{os.getpid()}.tmp")
+            temporary.write_bytes(value)
+            temporary.replace(file)
+        return name
+
+
+def check_image(file):
+    """The image's format in small letters, after it has been decoded; raises Rejected."""
+    try:
+        with Image.open(file) as image:
+            image.load()
+            return image.format.lower()
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise Rejected("the image cannot be opened", error) from error

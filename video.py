@@ -1,0 +1,167 @@
+"""Frames of a video file as images, with the times at which they are shown.
+
+    images, seconds = video.frames("clip.mp4", count=8)
+    images, seconds = video.frames("clip.mp4", fps=2, max_frames=16)
+
+The file is read twice: once for the times of its frames, which decodes nothing, then only what is wanted is decoded, from
+the key frame before it. In memory are one frame as it is decoded and the images that are returned.
+"""
+
+import bisect
+
+import av
+from PIL import Image
+
+from data import RecordError
+
+QUARTER_TURNS = {1: Image.Transpose.ROTATE_90, 2: Image.Transpose.ROTATE_180, 3: Image.Transpose.ROTATE_270}
+SLACK = 0.5  # seconds by which a whole file may fall short of the duration in its header
+
+
+def frames(path, count=None, fps=None, max_frames=64, max_pixels=1024 * 1024, span=None):
+    """(images, timestamps): RGB PIL images in time order, upright, and seconds since the first frame (floats).
+
+    `count` takes so many frames, evenly by number; `fps` those nearest to every 1/fps seconds (frames that last longer
+    are not repeated); neither takes all. First and last frame are always among them, except where one is asked for (the
+    first). A clip with fewer frames gives those it has. Where more than `max_frames` were chosen, they are thinned
+    evenly. Images of more than `max_pixels` are made smaller, their shape kept. `span` (first, last) leaves only the frames
+    of these numbers, counted from 0; seconds still count from the file's first frame.
+    Raises ValueError for numbers below 1 or both `count` and `fps`, RecordError (with path and remedy) for a file that
+    is missing, cut off, no video, or without frames.
+    """
+    if count is not None and fps is not None:
+        raise ValueError("give count or fps, not both")
+    for name, value in (("count", count), ("max_frames", max_frames), ("max_pixels", max_pixels)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    if fps is not None and not fps > 0:
+        raise ValueError(f"fps must be above 0, got {fps}")
+    try:
+        times, base, keys = read_times(path)
+        first, last = span or (0, len(times) - 1)
+        if not 0 <= first <= last < len(times):
+            raise RecordError(f"{path}: its record speaks of frames {first} to {last}, the video has {len(times)} frames")
+        shown = times[first : last + 1]
+        places = [first + i for i in (every(shown, fps, base) if fps else range(len(shown)))]
+        places = [places[i] for i in evenly(len(places), min(count or len(places), max_frames))]
+        found = decode(path, times, places, keys, max_pixels)
+        found = found or decode(path, times, places, None, max_pixels)
+    except (av.error.FFmpegError, OSError) as error:
+        raise RecordError(f"{path}: cannot be decoded as a video ({error}); copy it again, or leave its rows out") from error
+    if not found:
+        raise RecordError(f"{path}: some of its {len(times)} frames cannot be decoded; is the file damaged? Copy it again")
+    return found, [float((times[i] - times[0]) * base) for i in places]
+
+
+def evenly(length, count):
+    """`count` of `length` places, evenly spaced, first and last included; all where there are not more.
+
+    >>> evenly(10, 4), evenly(3, 8), evenly(5, 1)
+    ([0, 3, 6, 9], [0, 1, 2], [0])
+    """
+    count = min(count, length)
+    return [round(i * (length - 1) / max(count - 1, 1)) for i in range(count)]
+
+
+def every(times, fps, base):
+    """Places of the frames nearest to each 1/fps seconds, and of the last frame. `times` rise, in units of `base` seconds.
+
+    >>> every([0, 1, 2, 3, 4, 40], 0.25, 1)  # nothing new is shown from 4 on: no frame comes twice
+    [0, 4, 5]
+    """
+    chosen = {0, len(times) - 1}
+    for step in range(int((times[-1] - times[0]) * base * fps) + 1):
+        wanted = times[0] + step / (fps * base)
+        after = min(bisect.bisect_left(times, wanted), len(times) - 1)
+        before = max(after - 1, 0)
+        chosen.add(before if wanted - times[before] <= times[after] - wanted else after)
+    return sorted(chosen)
+
+
+def picture_stream(container, path):
+    """The first video stream that is no cover picture; raises RecordError where there is none."""
+    for stream in container.streams.video:
+        if not stream.disposition & av.stream.Disposition.attached_pic:
+            return stream
+    raise RecordError(f"{path}: holds no video stream; is it cut off, or no video?")
+
+
+def read_times(path):
+    """(times, base, keys) of a file: when its frames are shown, rising, in units of `base` seconds, and the key frames'.
+
+    Raises RecordError where there is no frame, a frame has no time, or the file ends before its header says.
+    """
+    times, keys, end = [], [], None
+    with av.open(str(path)) as container:
+        stream = picture_stream(container, path)
+        for packet in container.demux():
+            shown = packet.dts if packet.pts is None else packet.pts
+            if shown is not None:  # of any stream: sound may last longer than the pictures
+                stops = (shown + (packet.duration or 0)) * packet.time_base
+                end = stops if end is None else max(end, stops)
+            if packet.stream.index != stream.index or not packet.size or packet.is_discard:
+                continue
+            if shown is None:
+                raise RecordError(f"{path}: its frames have no times; put it into a container that has, e.g. mp4")
+            times.append(shown)
+            if packet.is_keyframe:
+                keys.append(shown)
+        times.sort()
+        if not times:
+            raise RecordError(f"{path}: the video has no frames; record it again, or leave its rows out")
+        check_whole(container, stream, times, end, path)
+        return times, stream.time_base, sorted(keys)
+
+
+def check_whole(container, stream, times, end, path):
+    """Raise RecordError where the file holds clearly less than its header promises.
+
+    Frames are counted only in AVI, whose duration is guessed from the file's size; an mp4 that was trimmed without being
+    encoded again counts frames that it does not show.
+    """
+    pause = max((after - before for before, after in zip(times, times[1:])), default=0) * stream.time_base
+    start = (container.start_time or 0) / av.time_base
+    short = (container.duration or 0) / av.time_base - (end - start)
+    if short > SLACK + pause:
+        raise RecordError(f"{path}: ends {float(short):.1f} s before its header says; is it cut off? Copy it again")
+    if container.format.name == "avi" and len(times) < stream.frames:
+        raise RecordError(f"{path}: holds {len(times)} of {stream.frames} frames; is it cut off? Copy it again")
+
+
+def decode(path, times, places, keys, max_pixels):
+    """The images at `places`, or None where one of them was not met; without `keys` frames are counted from the start.
+
+    Counting serves files whose decoder gives other times than the container.
+    """
+    images, number, reached = [], -1, None
+    with av.open(str(path)) as container:
+        stream = picture_stream(container, path)
+        stream.thread_type = "AUTO"
+        decoder = container.decode(stream)
+        for place in places:
+            if keys:
+                key = keys[max(bisect.bisect_right(keys, times[place]) - 1, 0)]
+                if reached is not None and reached < key:  # else the frame is nearer than a jump
+                    container.seek(key, stream=stream)
+                    decoder = container.decode(stream)
+            for frame in decoder:
+                number, reached = number + 1, frame.pts
+                if keys and (reached is None or reached > times[place]):
+                    return None
+                if (reached == times[place]) if keys else (number == place):
+                    images.append(upright(frame, max_pixels))
+                    break
+            else:
+                return None
+    return images
+
+
+def upright(frame, max_pixels):
+    """An RGB image of a decoded frame: turned as the file's metadata asks, made smaller where it is too large."""
+    image = frame.to_image().convert("RGB")
+    turns = round(frame.rotation / 90) % 4  # counterclockwise
+    image = image.transpose(QUARTER_TURNS[turns]) if turns else image
+    scale = (max_pixels / (image.width * image.height)) ** 0.5 if max_pixels else 1
+    if scale < 1:
+        image = image.resize([max(1, int(side * scale)) for side in image.size], Image.Resampling.BICUBIC)
+    return image
