@@ -24,7 +24,7 @@ LABELS = {
     "ood_judge_accuracy": "Judge accuracy out of distribution, after stage 2",
     "demo_minutes": "Duration of `make demo` after installation",
     "best_of_16_gain": "Best of 16 by the critic against one candidate, same questions",
-    "solve_once_generated_ratio": "Best of 32, solved once against anew in each judgement: tokens generated",
+    "solve_once_generated_ratio": "Best of 32, solved once and equal texts judged once, against judging all anew: tokens generated",
     "solve_once_computed_ratio": "The same: prompt tokens computed",
     "solve_once_accuracy_change": "The same: accuracy of the pick",
     "adaptive_comparisons_ratio": "Comparisons of the adaptive tournament against the pivot tournament's (N = 20, k = 2)",
