@@ -42,10 +42,6 @@ from analysis.coupling import read_rows
 from pairing import write_lines
 
 Source = namedtuple("Source", "name model base_url")
-VERIFY = (
-    "You see a question, its true answer and a response. Does the response's final answer mean the same as the true "
-    "answer? Style, length and reasoning do not count. Reply with \\boxed{yes} or \\boxed{no}."
-)
 
 
 def read_source(spec):
@@ -194,11 +190,10 @@ def model_opinions(args, records, rows):
 
     def ask(task):
         _, record, said = task
-        body = f"True answer: {prompts.escape(record['answer'])}\n<response>\n{prompts.escape(said)}\n</response>"
-        return {}, prompts.messages(VERIFY, 0, f"{prompts.question_text(record['question'])}\n{body}"), []
+        return {}, prompts.answer_check_prompt(record["question"], record["answer"], said), []
 
     path = args.out / "verifier" / f"{source.name}.jsonl"
-    fail_if(complete_rows(path, {"prompt": evaluate.sha(VERIFY)}, tasks, source, args, 0.0, ask))
+    fail_if(complete_rows(path, {"prompt": evaluate.sha(prompts.ANSWER_CHECK)}, tasks, source, args, 0.0, ask))
     said = {row["id"]: str(rewards.extract_answer(row["text"])).strip().lower().rstrip(".") for row in read_rows(path)}
     return {name: {"yes": True, "no": False}.get(word) for name, word in said.items()}
 

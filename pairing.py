@@ -46,15 +46,24 @@ def words_of(record):
 
 
 def read_apart(paths):
-    """(contents of all frames and videos, words -> set of the media they go with) of files of questions or pairs."""
+    """(contents of all frames and videos, words -> set of the media they go with) of files of questions or pairs.
+
+    Words are those of words_of, and beside them the question's text alone.
+    """
     contents, words = set(), defaultdict(set)
     for path in paths:
         for number, record in data.read_jsonl(path):
             data.check_record(record, f"{path}:{number}", record.get("preference") is not None, answered=False)
             shown = tuple(content(file) for file in media_of(data.with_paths(record, Path(path).parent, path)))
             contents |= set(shown)
-            words[words_of(record)].add(shown)
+            add_words(words, record, shown)
     return contents, words
+
+
+def add_words(words, record, shown):
+    """Note what a record's words, and its question's text alone, go with."""
+    for key in (words_of(record), words_of(record)[0]):
+        words[key].add(shown)
 
 
 def shares(record, contents, words, own_words):
@@ -65,9 +74,8 @@ def shares(record, contents, words, own_words):
     shown = tuple(content(file) for file in media_of(record))
     if contents & set(shown):
         return "a clip or frame of it occurs in --apart_from"
-    both = words.get(words_of(record), set()), own_words[words_of(record)]
-    template = any(len(media - {()}) > 1 for media in both)
-    return "its text occurs in --apart_from" if both[0] and not template else None
+    template = any(len(file.get(words_of(record)[0], set()) - {()}) > 1 for file in (words, own_words))
+    return "its text occurs in --apart_from" if words_of(record) in words and not template else None
 
 
 # --- near-duplicates ----------------------------------------------------------------------------------------------------
@@ -134,7 +142,7 @@ def pair(args):
     contents, words = read_apart(args.apart_from or [])
     own_words = defaultdict(set)
     for record in records:
-        own_words[words_of(record)].add(tuple(content(file) for file in media_of(record)))
+        add_words(own_words, record, tuple(content(file) for file in media_of(record)))
     reasons, refusals, twice, open_questions, open_records = Counter(), Counter(), set(), [], {}
     for record in records:
         key = (words_of(record), tuple(content(file) for file in media_of(record)))
@@ -186,7 +194,7 @@ def write_report(args, name, records, before, after, reasons, refusals):
     lines = [f"# {name}.jsonl", "", f"- Command: `{made['command']}`; commit {made['commit']}."]
     if args.benchmark:
         lines += [
-            "- Protocol: JudgeBench's. One pair a question, both responses by one model, one of them right; judge it in both orders.",
+            "- Protocol: JudgeBench's. One pair a question, both responses by one model, one is right; judged in both orders.",
             f"- Questions: {args.questions}, with the licence of their source. Nothing is shared with: "
             f"{', '.join(args.apart_from) or 'nothing given'} (clips and frames by content; questions by text and options, "
             "except texts that go with several clips).",

@@ -88,6 +88,11 @@ PROGRESS_SCALE = (
 )
 PROGRESS_TAGS = ("<progress>",)
 
+ANSWER_CHECK = (
+    "You see a question, its true answer and a response. Does the response's final answer mean the same as the true "
+    "answer? Style, length and reasoning do not count. Reply with \\boxed{yes} or \\boxed{no}."
+)
+
 
 def escape(text):
     r"""Make tags, special tokens and boxes of foreign text plain text, so that none can pose as the critic's.
@@ -136,3 +141,9 @@ def critic_prompt(question, response_1, response_2, options=None, n_frames=0, va
         f"<response_2>\n{escape(response_2)}\n</response_2>"
     )
     return messages("\n".join(VARIANTS[variant]), n_frames, text)
+
+
+def answer_check_prompt(question, answer, response):
+    """Asks a model whether a response to a free-text question means the true answer (build_pairs.py verify)."""
+    body = f"True answer: {escape(answer)}\n<response>\n{escape(response)}\n</response>"
+    return messages(ANSWER_CHECK, 0, f"{question_text(question)}\n{body}")

@@ -6,7 +6,7 @@
 
 Meta-World (Yu et al. 2019; PyPI metaworld, MIT licence) has 50 tasks of a robot arm, an expert for each and a success flag.
 `film` plays experts to the end (success), stops them before (partial: the object has moved; stopped: it has not) or takes
-them off course (perturbed), and keeps six frames of each as an mp4. Five suites of questions: did it succeed, what
+them off course (perturbed), and keeps four frames of each as an mp4. Five suites of questions: did it succeed, what
 happened first, is the gripper holding the object, which frame is closer to done, what comes next. Clips with seeds below
 TEST_SEED are for training, the others for the benchmark. `record` counts what the path made of them.
 """
@@ -41,7 +41,7 @@ TASKS = {  # name in Meta-World: (what the robot is to do, the object)
 }
 KINDS = ("success", "partial", "stopped", "perturbed")
 SEEDS, TEST_SEED = (0, 1), 1
-FRAMES, SIZE = 6, 112
+FRAMES = 4
 LONGEST = 250  # steps that an expert may take
 MOVED = 0.02  # metres from where the object is said to have moved
 
@@ -132,7 +132,7 @@ def questions_of(clip):
 class Scene:
     """A task with its expert and a camera. One serves all clips of the task: making it costs more than a clip."""
 
-    def __init__(self, task):
+    def __init__(self, task, size):
         import mujoco
         from metaworld.env_dict import ALL_V3_ENVIRONMENTS_GOAL_OBSERVABLE
         from metaworld.policies import ENV_POLICY_MAP
@@ -140,14 +140,14 @@ class Scene:
         self.env = ALL_V3_ENVIRONMENTS_GOAL_OBSERVABLE[f"{task}-goal-observable"](seed=0)
         self.expert, self.mujoco = ENV_POLICY_MAP[task](), mujoco
         self.env.model.camera("corner2").pos[:] = 0.75, 0.075, 0.7  # nearer to the table than it comes
-        self.renderer = mujoco.Renderer(self.env.model, SIZE, SIZE)
+        self.renderer = mujoco.Renderer(self.env.model, size, size)
 
     def reset(self, seed):
         """Begin again; the seed decides where the objects are."""
         self.env._freeze_rand_vec, self.env.seeded_rand_vec = False, True  # else places are the first reset's, or global
         self.env.seed(seed)
         self.seen, _ = self.env.reset()
-        self.start = self.env._get_pos_objects()[:3].copy()
+        self.start = None
 
     def step(self, action=None):
         """Act (None: as the expert does) and return the log's row."""
@@ -155,9 +155,11 @@ class Scene:
 
         action = self.expert.get_action(self.seen) if action is None else action
         self.seen, *_, info = self.env.step(np.clip(action, -1, 1))
+        place = self.env._get_pos_objects()[:3]
+        self.start = place.copy() if self.start is None else self.start  # after one step: a reset leaves some objects unsettled
         return {
             "success": bool(info["success"]), "holding": self.holding(), "remaining": float(info["obj_to_target"]),
-            "moved": float(np.linalg.norm(self.env._get_pos_objects()[:3] - self.start)),
+            "moved": float(np.linalg.norm(place - self.start)),
             "height": float(self.env.tcp_center[2]), "opening": float(self.seen[3]),
         }  # fmt: skip
 
@@ -228,7 +230,7 @@ def film(args):
             if staged != task:
                 if scene:
                     scene.renderer.close()  # a second one beside it would draw noise
-                scene, staged = Scene(task), task
+                scene, staged = Scene(task, args.size), task
             log, steps, pictures, why = play(scene, kind, seed * len(KINDS) + KINDS.index(kind), random.Random(name))
             if why is None:
                 write_clip(path.with_suffix(".mp4"), pictures)
@@ -314,6 +316,7 @@ if __name__ == "__main__":
     parser.add_argument("step", choices=("film", "record"))
     parser.add_argument("--out", type=Path, default=Path("runs/metaworld"))
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS), metavar="TASK", help="fewer, for a trial")
+    parser.add_argument("--size", type=int, default=112, help="width and height of a clip in pixels")
     parser.add_argument("--record", type=Path, help="the record's folder, for the step record")
     arguments = parser.parse_args()
     {"film": film, "record": record}[arguments.step](arguments)
