@@ -36,6 +36,21 @@ LABELS = {
     "position_only_judge": "A judge of positions alone",
     "source_only_judge": "A judge of sources alone",
     "metaworld_pairs": "Pairs built from Meta-World videos",
+    "step_fwd_bwd_speedup": "Forward and backward, stock TRL's time over ours (prompt 2,048, completion 256, 8 x 8 frames)",
+    "step_speedup": "Whole step, the same",
+    "step_memory_ratio": "Peak memory of that step, ours over stock TRL's",
+    "gradient_difference": "Largest relative difference of gradients, ours and stock TRL's",
+    "small_prompt_speedup": "Whole step at prompt 256, completion 64, 4 x 4 frames",
+    "two_stage_minus_mixed": "Judge accuracy, two stages against mixed",
+    "two_stage_minus_stage2_only": "Judge accuracy, two stages against stage 2 alone",
+    "full_minus_no_self_reference": "Judge accuracy, full method against no self-reference",
+    "full_minus_no_r_sp": "Judge accuracy, full method against no reward for the self-prediction",
+    "full_minus_no_criteria": "Judge accuracy, full method against no criteria in the prompt",
+    "counterfactual_flip_rate": "Verdicts that change with another self-prediction put in its place",
+    "counterfactual_paraphrase_rate": "Verdicts that change with the same one in other words",
+    "calibration_error": "Expected calibration error of p_first",
+    "dpo_gain_critic_pairs": "Question accuracy after DPO with the critic's pairs, against the policy",
+    "dpo_gain_verifier_pairs": "The same with an answer verifier's pairs",
 }
 
 

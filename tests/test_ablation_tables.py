@@ -1,0 +1,155 @@
+"""analysis/ablation_tables.py on results that are made up here, with differences that are known."""
+
+import gzip
+import json
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.power import TTestPower
+
+from analysis import ablation_tables as tables
+from analysis import coupling
+
+N = 60  # pairs, and questions
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Results of two seeds: every run is right in all but 12 pairs of `full`, `mixed` in 15 fewer, in both orders."""
+    monkeypatch.setattr(coupling, "RESAMPLES", 100)
+    monkeypatch.setattr(tables, "FLIPS", 1000)
+    for name in tables.EVALUATIONS:
+        orders = ("12", "21") if name.startswith("judge") else (None,)
+        items = [{"id": f"i{i:02}", "order": o, "suite": "ab"[i % 2], "cluster": f"c{i}"} for i in range(N) for o in orders]
+        text = "".join(json.dumps(item) + "\n" for item in items)
+        (tmp_path / f"items_{name}.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    with (tmp_path / "results.jsonl").open("w") as lines:
+        for run in tables.wanted():
+            for seed in (0, 1) if run not in ("base", "taught") else (0,):
+                lines.write(json.dumps(result(run, seed)) + "\n")
+    return tmp_path
+
+
+def result(run, seed, weights="w"):
+    wrong = {"mixed": 27}.get(run, 12)
+    row = {"id": f"{run}/seed{seed}/{weights}", "run": run, "seed": seed, "start": "base", "weights": weights, "machine": "m"}
+    row |= {"stages": [] if run in ("base", "taught") else [{}], "commit": "c", "versions": {}, "evaluations": {}}
+    for name in tables.EVALUATIONS:
+        each = 2 if name.startswith("judge") else 1
+        right = "0" * wrong * each + "1" * (N - wrong) * each
+        row["evaluations"][name] = {"right": right, "own": "-" * len(right)}
+    return row
+
+
+def rewrite(folder, change):
+    """Pass every result through `change`, which drops it by returning None."""
+    path = folder / "results.jsonl"
+    rows = [change(json.loads(line)) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows if row))
+
+
+def test_tables_hold_the_papers_numbers_and_ours(folder, capsys):
+    tables.main([str(folder)])
+    text = (folder / "README.md").read_text()
+    assert text == capsys.readouterr().out
+    row = next(line for line in text.splitlines() if line.startswith("| mixed, one stage |"))
+    assert "66.7 / 60.2 / 55.5" in row and "| 55.0 [" in row and "| +25.0 [" in row
+    assert "| alpha_sp 0.2 | 68.0 / 69.0 | 80.0 [" in text, "Table 6's full row has the sweep's numbers"
+    assert "| mixed | Judge | +1.3 |" in text and "| holds |" in text
+    made = json.loads((folder / "tables.json").read_text())
+    assert (
+        made["numbers"]["two_stages"]["judge_test"]["seeds"] == [0.8, 0.8]
+        and made["numbers"]["base"]["judge_test"]["n"] == 2 * N
+    )
+    lead = made["full_minus"]["judge_test"]["mixed"]
+    assert lead["points"] == pytest.approx(25) and lead["n"] == 4 * N and lead["clusters"] == N and lead["seeds"] == [25, 25]
+    assert made["full_minus"]["judge_test"]["base"]["n"] == 4 * N, "one row of the base meets both seeds"
+    tex = (folder / "tables.tex").read_text()
+    assert tex.count(r"\begin{table}") == len(tables.TABLES) + 1 and r"GRPO, 10\%" in tex and r"no r\_sp" in tex
+    claims = json.loads((folder / "summary.json").read_text())["headline"]
+    assert set(claims) == set(tables.CLAIMS) and claims["two_stage_minus_mixed"]["value"] == pytest.approx(25)
+    assert set(claims["full_minus_no_r_sp"]) == {"value", "low", "high", "n", "unit", "command", "record", "commit"}
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda row: row if row["run"] != "no_criteria" else None, "lacks no_criteria"),
+        (lambda row: row if (row["run"], row["seed"]) != ("mixed", 1) else None, "lacks mixed/seed1"),
+        (lambda row: row | {"weights": "old"} if row["run"] == "mixed" else row, "different weights"),
+        (
+            lambda row: row | {"evaluations": row["evaluations"] | {"judge_ood": {"right": "1", "own": "1"}}},
+            "1 outcomes of 120 items",
+        ),
+    ],
+)
+def test_what_is_missing_or_mixed_up_is_an_error(folder, change, message):
+    rewrite(folder, change)
+    with pytest.raises(SystemExit, match=message):
+        tables.main([str(folder)])
+
+
+def test_the_taught_base_may_be_absent_and_the_later_of_two_rows_counts(folder):
+    rewrite(folder, lambda row: row if row["run"] != "taught" else None)
+    with (folder / "results.jsonl").open("a") as lines:
+        newer = result("mixed", 0)
+        newer["evaluations"]["judge_test"] = result("two_stages", 0)["evaluations"]["judge_test"]
+        lines.write(json.dumps(newer | {"id": "mixed/seed0/later"}) + "\n")
+    tables.main([str(folder)])
+    assert "| taught base, not spoiled | - | not there |" in (folder / "README.md").read_text()
+    lead = json.loads((folder / "tables.json").read_text())["full_minus"]["judge_test"]["mixed"]
+    assert lead["seeds"] == [0, 25] and not tables.decided(lead), "a seed that disagrees leaves it undecided"
+
+
+@pytest.mark.parametrize("ps, reason", [
+    ([0.03], "alone"), ([0.01, 0.04, 0.03], "the largest so far carries over"),
+    ([0.02, 0.02, 0.02], "ties"), ([0.9, 0.8, 1e-4], "capped at 1"),
+])  # fmt: skip
+def test_holm_agrees_with_statsmodels(ps, reason):
+    ours = tables.holm({str(i): p for i, p in enumerate(ps)})
+    assert [ours[str(i)] for i in range(len(ps))] == pytest.approx(multipletests(ps, method="holm")[1].tolist()), reason
+
+
+def test_sign_flips_agree_with_scipy():
+    rng = random.Random(0)
+    gains = {str(i): [rng.choice((-1, 0, 1, 1)) for _ in range(4)] for i in range(80)}
+    sums = np.array([sum(g) for g in gains.values()], float)
+    theirs = stats.permutation_test((sums,), np.sum, permutation_type="samples", n_resamples=5000, rng=np.random.default_rng(1))
+    assert tables.sign_flip_p(gains, 5000) == pytest.approx(theirs.pvalue, abs=0.02)
+    assert tables.sign_flip_p({"a": [1, -1]}, 100) == 1.0, "nothing moved"
+
+
+@pytest.mark.parametrize("sd, points, comparisons", [(40, 3, 1), (40, 1.3, 20), (10, 0.5, 5)])
+def test_n_to_decide_agrees_with_statsmodels(sd, points, comparisons):
+    theirs = TTestPower().solve_power(points / sd, alpha=0.05 / comparisons, power=0.8)
+    assert tables.n_to_decide(sd, points, comparisons) == pytest.approx(theirs, rel=0.02), "normal against t"
+
+
+@settings(max_examples=50)
+@given(st.lists(st.lists(st.sampled_from([-1, 0, 1]), min_size=2, max_size=2), min_size=1, max_size=20))
+def test_a_lead_turns_round_with_the_two(steps):
+    def rows(values):
+        return {0: {"e": [{"cluster": str(i // 2), "verdict_correct": v} for i, v in enumerate(values)]}}
+
+    flat = [step for pair in steps for step in pair]
+    a, b = rows([step > 0 for step in flat]), rows([step < 0 for step in flat])
+    there, back = tables.gains(a, b, "e"), tables.gains(b, a, "e")
+    assert there[1] == [-m for m in back[1]] and there[0] == {c: [-x for x in g] for c, g in back[0].items()}
+    assert [x for g in there[0].values() for x in g] == flat
+
+
+@pytest.mark.parametrize("entry, side, reason", [
+    ({"p_holm": 0.01, "seeds": [1.0, 2.0]}, 1, "both seeds on its side"),
+    ({"p_holm": 0.01, "seeds": [-1.0, -2.0]}, -1, "both against"),
+    ({"p_holm": 0.06, "seeds": [1.0, 2.0]}, 0, "p"),
+    ({"p_holm": 0.01, "seeds": [1.0, -0.1]}, 0, "a seed disagrees"),
+    ({"p_holm": 0.01, "seeds": [1.0, 0.0]}, 0, "a seed shows nothing"),
+    ({"p_holm": 0.01, "seeds": [0.0, 0.0]}, 0, "no difference"),
+])  # fmt: skip
+def test_decided(entry, side, reason):
+    assert tables.decided(entry) == side, reason
