@@ -1,0 +1,85 @@
+"""DPO of a policy with three kinds of pairs (PhyCritic's Table 8): question accuracy against the policy it started from.
+
+    python -m analysis.dpo_table experiments/2026-11-30_dpo runs/dpo [--claim]
+
+Reads <runs>/base_<split>.jsonl and <runs>/<seed>/<pairs by>/<split>.jsonl, rows of evaluate.py --mode question, and the counts
+that train_dpo.py pairs leaves. Seeds are pooled, every row is paired with the policy's own on the same question, and
+intervals resample questions. Writes README.md, results.json and summary.json; a missing or unfinished file is an error.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from analysis.best_of_n import command_of
+from analysis.coupling import estimate, is_right, read_rows
+from analysis.record_demo import gain, percent
+from analysis.verifier_common import write_summary
+
+KINDS = {"verifier": "answer verifier's pairs", "critic": "critic's pairs", "pivot": "critic's pairs, pivot tournament"}
+PAPER = {"base": 54.3, "verifier": 57.5, "critic": 60.0}  # CosmosReason1-Bench, Qwen2.5-VL-7B (arXiv 2602.11124, Table 8)
+SPLITS = ("test", "ood")
+
+
+def finished_rows(path):
+    """Rows of a finished evaluation; raises ValueError with the remedy."""
+    result = path.with_suffix(".json")
+    if not result.is_file() or not json.loads(result.read_text(encoding="utf-8")).get("finished"):
+        raise ValueError(f"{result} is missing or not finished: run the commands in experiments/LOG.md again")
+    return read_rows(path)
+
+
+def measure(runs, seeds):
+    """{kind: {split: {"accuracy", "gain"}}} in percent and points; the base has no gain."""
+    base = {split: finished_rows(runs / f"base_{split}.jsonl") for split in SPLITS}
+    found = {"base": {split: {"accuracy": percent(estimate(rows, is_right))} for split, rows in base.items()}}
+    for kind in KINDS:
+        for split in SPLITS:
+            rows = [finished_rows(runs / seed / kind / f"{split}.jsonl") for seed in seeds]
+            pooled = percent(estimate([row for some in rows for row in some], is_right))
+            entry = {"accuracy": pooled, "gain": gain(rows, [base[split]] * len(rows))}
+            entry["seeds"] = [percent(estimate(some, is_right))["value"] for some in rows]
+            found.setdefault(kind, {})[split] = entry
+    return found
+
+
+def cell(entry, sign=""):
+    """An estimate as text.
+
+    >>> cell({"value": 23.2, "low": 18.6, "high": 27.6}, "+")
+    '+23.2 [+18.6, +27.6]'
+    """
+    return "{value:{s}.1f} [{low:{s}.1f}, {high:{s}.1f}]".format(s=sign, **{k: entry[k] for k in ("value", "low", "high")})
+
+
+def table(found):
+    """Markdown lines: a row a kind of pairs."""
+    lines = ["| Trained on | Test, % | points | Out of distribution, % | points | Each seed, test | Paper (7B) |", "|---" * 7 + "|"]
+    for kind, splits in found.items():
+        cells = [KINDS.get(kind, "nothing: the policy")]
+        for split in SPLITS:
+            cells += [cell(splits[split]["accuracy"]), cell(splits[split]["gain"], "+") if kind != "base" else "-"]
+        cells += [", ".join(f"{v:.1f}" for v in splits["test"].get("seeds", [])) or "-", str(PAPER.get(kind, "-"))]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser.add_argument("out", type=Path, help="the record's folder")
+    parser.add_argument("runs", type=Path, help="folder of the runs")
+    parser.add_argument("--claim", action="store_true", help="update experiments/headline.json")
+    args = parser.parse_args(argv)
+    seeds = sorted(path.name for path in args.runs.iterdir() if path.is_dir() and path.name.isdigit())
+    found, command = measure(args.runs, seeds), command_of("analysis.dpo_table", argv)
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "results.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    lines = ["# DPO with the critic's pairs", "", f"Seeds {', '.join(seeds)} pooled; n in results.json. Command: `{command}`.", ""]
+    (args.out / "README.md").write_text("\n".join([*lines, *table(found), ""]), encoding="utf-8")
+    entries = {f"dpo_gain_{kind}_pairs": found[kind]["test"]["gain"] | {"unit": "points"} for kind in ("critic", "verifier")}
+    write_summary(args.out, entries, command, args.claim)
+    print("\n".join(table(found)))
+
+
+if __name__ == "__main__":
+    main()
