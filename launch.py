@@ -16,6 +16,7 @@ import zipfile
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from typing import Literal
 
 import torch
 import yaml
@@ -67,6 +68,28 @@ class CriticGRPOConfig(GRPOConfig):
         metadata={
             "help": "Completions sampled at once on a process, which bounds the memory that sampling takes; left out: its "
             "whole share of the generation batch, as TRL does."
+        },
+    )
+
+    shared_prefix: Literal["auto", "on", "off"] = field(
+        default="auto",
+        metadata={
+            "help": "Run each prompt once for all its completions, in sampling and log-probabilities. auto: where model and "
+            "configuration allow it; on: an error where they do not; off: as TRL does."
+        },
+    )
+    skip_zero_variance: bool = field(
+        default=False,
+        metadata={
+            "help": "Leave groups without any advantage out of forward and backward passes. Exact when beta is 0; with beta > 0 "
+            "it also drops their KL term."
+        },
+    )
+    dynamic_sampling: int = field(
+        default=0,
+        metadata={
+            "help": "Draw further prompts in place of those whose group has no advantage, up to this many times a generation "
+            "batch; 0: never. Rewards in the log are of all that was drawn."
         },
     )
 

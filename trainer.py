@@ -7,22 +7,29 @@ Added to TRL 1.16.0 (pinned exactly: private methods are overridden, tests/test_
 - errors where TRL goes on in silence: a data set that gives zero steps, nothing to train, weights that do not move,
   prompts that leave no room for a completion; a resumed run whose weights were not loaded;
 - clips read once a generation batch and completions sampled in slices (`generation_rows`): TRL reads every clip for every
-  micro-batch and samples the whole batch at once.
+  micro-batch and samples the whole batch at once;
+- each prompt's images processed once, and each prompt run once for all its completions (shared_prefix.py): TRL does both
+  for every completion, twice and up to four times;
+- groups without any advantage left out (`skip_zero_variance`) or replaced by further prompts (`dynamic_sampling`).
 """
 
 import math
+import operator
 from pathlib import Path
 
 import datasets
-import numpy as np
 import torch
 from accelerate.utils import is_peft_model
 from transformers import TrainerCallback
 from trl import GRPOTrainer
-from trl.trainer.utils import RepeatSampler
 
 import rewards
+import rows
+import shared_prefix
+import zero_variance
 from launch import log
+from once import OnceDataset, OnceSampler, Processed, numbered
+from prefix_check import compared_parameters, difference
 
 # A reward function returns this for a row whose external evidence is missing (a served verifier that failed, a reply of
 # another model that cannot be read). The policy's own unreadable completion scores 0; None means "does not apply".
@@ -42,55 +49,6 @@ def phi_coefficient(n11, n10, n01, n00):
     """
     margins = (n11 + n10) * (n01 + n00) * (n11 + n01) * (n10 + n00)
     return (n11 * n00 - n10 * n01) / math.sqrt(margins) if margins else None
-
-
-def slice_fields(fields, images, start, stop):
-    """What Qwen's processor adds to the token ids, for the prompts from `start` to `stop` of a batch."""
-    unknown = set(fields) - {"pixel_values", "image_grid_thw", "mm_token_type_ids"}
-    if unknown:
-        raise ValueError(f"generation_rows cannot slice {sorted(unknown)} of this model's processor: leave generation_rows out")
-    part = {name: fields[name][start:stop] for name in ("mm_token_type_ids",) if name in fields}  # a list for each prompt
-    ends = torch.tensor([0] + [len(row or []) for row in images or []]).cumsum(0)  # images before each prompt
-    first, last = ends[start].item() if images else 0, ends[min(stop, len(images))].item() if images else 0
-    if last > first:
-        grids = torch.as_tensor(np.array(fields["image_grid_thw"]))  # (images, 3)
-        patches = torch.cat([torch.zeros(1, dtype=torch.long), grids.prod(dim=1).cumsum(0)])  # patches before each image
-        pixels = torch.as_tensor(np.array(fields["pixel_values"]))  # (patches, values)
-        part |= {"image_grid_thw": grids[first:last], "pixel_values": pixels[patches[first] : patches[last]]}
-    return part
-
-
-class OnceSampler(RepeatSampler):
-    """TRL's sampler, with None in place of the indices when a generation batch is repeated.
-
-    TRL asks the data loader for the whole generation batch at every micro-batch and uses the first one only. With
-    clips to decode that is most of a step's time: 256 times too many frames in the paper's configuration.
-    The order of the rows follows from (seed, epoch), so that a resumed run goes on in the order it began.
-    """
-
-    epoch = staticmethod(lambda: 0)  # set by the trainer
-
-    def __iter__(self):
-        if self.shuffle:
-            self.generator.manual_seed(self.seed + self.epoch())
-        batch = self.batch_size * self.mini_repeat_count  # completions of one generation batch
-        for place, index in enumerate(super().__iter__()):
-            yield index if place // batch % self.repeat_count == 0 else None
-
-
-class OnceDataset(torch.utils.data.Dataset):
-    """Reads each row of a batch once (its num_generations copies share the frames), and no row where the index is None."""
-
-    def __init__(self, rows):
-        self.rows = rows
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitems__(self, indices):
-        wanted = sorted({index for index in indices if index is not None})
-        found = dict(zip(wanted, self.rows.__getitems__(wanted), strict=True)) if wanted else {}
-        return [{} if index is None else found[index] for index in indices]
 
 
 class CriticGRPOTrainer(GRPOTrainer):
@@ -118,6 +76,11 @@ class CriticGRPOTrainer(GRPOTrainer):
         log(f"training {trainable:,} of {total:,} parameters")
         self.weights_move = WeightsMove(self)
         self.add_callback(self.weights_move)
+        self.once = not self.tools and self.environment_factories is None  # images are processed once a prompt
+        self.sharing = shared_prefix.start(self)
+        # what a micro-batch contributes depends on the rest of it: rows must stay where TRL put them
+        self.counts_by_micro_batch = args.loss_type == "bnpo" or self._entropy_bonus_enabled or args.top_entropy_quantile < 1
+        zero_variance.check(self)
 
     def get_train_dataloader(self):
         rows = self.train_dataset
@@ -143,7 +106,15 @@ class CriticGRPOTrainer(GRPOTrainer):
         return once
 
     def _tokenize_prompts(self, prompts):
-        prompt_ids, images, multimodal_fields = super()._tokenize_prompts(prompts)
+        """As TRL, each prompt of a run of equal ones once: ids and images are repeated, fields are of the distinct prompts."""
+        number = numbered(prompts, operator.eq if self.once else lambda this, before: False)
+        prompt_ids, images, fields = super()._tokenize_prompts([prompts[number.index(u)] for u in range(number[-1] + 1)])
+        if self.once and not rows.separable(fields, images):
+            if self.args.generation_rows:
+                raise ValueError("this processor's images cannot be told apart by prompts: leave generation_rows out")
+            log("this processor's images cannot be told apart by prompts: they are processed and run for every completion")
+            self.once = self.sharing = None
+            return self._tokenize_prompts(prompts)
         window = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         longest = max(len(ids) for ids in prompt_ids)
         if window is not None and longest + self.max_completion_length > window:
@@ -152,19 +123,43 @@ class CriticGRPOTrainer(GRPOTrainer):
                 f"that is {longest + self.max_completion_length}, more than the model's window of {window}. "
                 "Lower max_completion_length, max_frames or max_pixels"
             )
-        return prompt_ids, images, multimodal_fields
+        if self.once and images is not None and isinstance(self.processing_class, Processed):
+            self.processing_class.made = rows.left_padded(rows.of_prompts(rows.processor_fields(fields, images), number))
+        return [prompt_ids[u] for u in number], images and [images[u] for u in number], fields
 
     def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, has_tool_images=False):
-        rows = self.args.generation_rows
-        if rows is None or rows >= len(prompt_ids) or self.use_vllm:
-            return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, has_tool_images)
-        completion_ids = []
-        for start in range(0, len(prompt_ids), rows):
-            fields = slice_fields(multimodal_fields, images, start, start + rows)
-            some = images[start : start + rows] if images is not None else None
-            prompts = prompt_ids[start : start + rows]
-            completion_ids += super()._generate_single_turn(prompts, some, fields, num_generations, has_tool_images)[0]
+        sample = super()._generate_single_turn
+        if not self.once or self.use_vllm or self.use_transformers_continuous_batching:
+            return sample(prompt_ids, images, multimodal_fields, num_generations, has_tool_images)
+        number, completion_ids = numbered(prompt_ids), []
+        fields = rows.processor_fields(multimodal_fields, images and [images[number.index(u)] for u in range(number[-1] + 1)])
+        share = self._generates_shared(sample, prompt_ids, number, fields, num_generations)
+        size = self.args.generation_rows or len(prompt_ids)
+        for start in range(0, len(prompt_ids), size):
+            wanted = number[start : start + size]
+            part = rows.of_prompts(fields, sorted(set(wanted)) if share else wanted)
+            if share:
+                part["prompt_rows"] = [u - wanted[0] for u in wanted]
+            completion_ids += sample(prompt_ids[start : start + size], None, part, num_generations)[0]
         return completion_ids, None  # transformers' generation gives no log-probabilities
+
+    def _generates_shared(self, sample, prompt_ids, number, fields, num_generations):
+        """Whether to sample from shared prompts; compared first where need be, on the longest and the shortest prompt."""
+        lengths = [len(ids) for ids in prompt_ids]
+        if not self.sharing or not self.sharing.generates or self.sharing.anywhere(min(lengths) < 2):
+            return False
+
+        def compare():
+            pair = dict.fromkeys([number[lengths.index(max(lengths))], number[lengths.index(min(lengths))]])
+            part = rows.of_prompts(fields, list(pair)) | {
+                "prompt_rows": [k for k in range(len(pair)) for _ in "ab"],
+                "compare": True,
+            }
+            with torch.random.fork_rng(devices=[self.accelerator.device] if self.accelerator.device.type == "cuda" else []):
+                sample([prompt_ids[number.index(u)] for u in pair for _ in "ab"], None, part, num_generations)
+            return self.sharing.model.generation_difference
+
+        return self.sharing.agrees("generation", [max(lengths)], compare)
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         """A checkpoint holds the hub's names of the weights, which for Qwen2.5-VL are not the module's: transformers 5.24
@@ -205,6 +200,92 @@ class CriticGRPOTrainer(GRPOTrainer):
             if phi is not None:
                 metrics["phi"].append(phi)
         return rewards_per_func
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model,
+        input_ids,
+        attention_mask,
+        logits_to_keep,
+        batch_size=None,
+        compute_entropy=False,
+        compute_aux_loss=False,
+        **fields,
+    ):
+        def ordinary(batch, model=model, size=batch_size):
+            ids, mask = batch["input_ids"], batch["attention_mask"]
+            rest = {name: value for name, value in batch.items() if name not in ("input_ids", "attention_mask")}
+            return score(model, ids, mask, logits_to_keep, size, compute_entropy, compute_aux_loss, **rest)
+
+        def shared(batch, model=model):
+            with self.accelerator.autocast():
+                return shared_prefix.log_probs(model, batch, logits_to_keep)
+
+        score = super()._get_per_token_logps_and_entropies
+        batch = {"input_ids": input_ids, "attention_mask": attention_mask}
+        batch |= {name: value for name, value in fields.items() if value is not None}
+        if not self._scores_shared(batch, logits_to_keep, model, ordinary, shared):
+            return self._without_empty_rows(ordinary, batch, logits_to_keep)
+        size, found = batch_size or len(input_ids), []
+        for start in range(0, len(input_ids), size):
+            found.append(shared(rows.take(batch, range(start, min(start + size, len(input_ids))))))
+        logps, entropies = (torch.cat(part) if part[0] is not None else None for part in zip(*found))
+        return logps, entropies if compute_entropy else None, None
+
+    def _scores_shared(self, batch, completion_length, model, ordinary, shared):
+        """Whether to score from shared prompts; compared first where need be."""
+        gradients = torch.is_grad_enabled()
+        if not self.sharing or (gradients and self.args.gradient_checkpointing):
+            return False
+        if self.sharing.anywhere(not shared_prefix.can_share(self.sharing.model, batch, completion_length)):
+            return False
+
+        def compare():
+            inner = self.accelerator.unwrap_model(model)
+            parameters = compared_parameters(inner) if gradients and not self.sharing.sharded else []
+            passes = (lambda part: shared(part, inner)[0], lambda part: ordinary(part, inner)[0])
+            return difference(*passes, batch, completion_length, parameters)
+
+        lengths = (batch["input_ids"].shape[1] - completion_length, completion_length)
+        return self.sharing.agrees("training" if gradients else "scoring", lengths, compare)
+
+    def _without_empty_rows(self, ordinary, batch, completion_length):
+        """The ordinary pass; with skip_zero_variance, of the rows that have something to score."""
+        mask = batch["attention_mask"][:, -completion_length:]
+        scored = shared_prefix.scored_rows(mask) if self.args.skip_zero_variance else range(len(mask))
+        if len(scored) == len(mask):
+            return ordinary(batch)
+        logps, entropies, _ = ordinary(rows.take(batch, scored))
+        return *(shared_prefix.spread(values, scored, *mask.shape) for values in (logps, entropies)), None
+
+    def _prepare_inputs(self, generation_batch):
+        before, inputs = self._buffered_inputs, super()._prepare_inputs(generation_batch)
+        drawn = self.model.training and self._buffered_inputs is not before
+        if drawn and self.sharing and not self.counts_by_micro_batch:
+            window = rows.window_of(self.args.steps_per_generation, self.args.gradient_accumulation_steps)
+            self._buffered_inputs = rows.regroup(self._buffered_inputs, window)
+            inputs = self._buffered_inputs[self._step % self.args.steps_per_generation]
+        return inputs
+
+    def _generate_and_score_completions(self, inputs):
+        output = self.draw(inputs)
+        if not self.model.training:
+            return output
+        if self.args.dynamic_sampling:
+            output = zero_variance.filled(self, output)
+        if self.args.skip_zero_variance:
+            output["completion_mask"] = (
+                output["completion_mask"] * zero_variance.has_advantage(self, output["advantages"])[:, None]
+            )
+        return output
+
+    def draw(self, inputs):
+        """TRL's completions with their advantages, each prompt's images processed once."""
+        processor, self.processing_class = self.processing_class, Processed(self.processing_class)
+        try:
+            return super()._generate_and_score_completions(inputs)
+        finally:
+            self.processing_class = processor
 
     def _compute_loss(self, model, inputs):
         if not self.weights_move.done:

@@ -78,8 +78,8 @@ def table(entries):
     for name, label in LABELS.items():
         if name in entries:
             e = entries[name]
-            digits = 2 if "ratio" in name else 1
-            value = f"{e['value']:.{digits}f} [{e['low']:.{digits}f}, {e['high']:.{digits}f}] {e['unit']}"
+            style = ".1e" if 0 < abs(e["value"]) < 1e-3 else ".2f" if "ratio" in name or "speedup" in name else ".1f"
+            value = f"{e['value']:{style}} [{e['low']:{style}}, {e['high']:{style}}] {e['unit']}"
             lines.append(f"| {label} | {value} | {e['n']} | `{e['command']}` ([record]({e['record']})) |")
     return lines
 

@@ -17,6 +17,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 import launch
 import rewards
 import trainer
+from rows import of_prompts, processor_fields
 from tests import tiny_critic
 from tests.tiny_critic import config, critique
 
@@ -306,7 +307,7 @@ def test_completions_sampled_in_slices_are_those_of_one_batch(model, tmp_path):
     assert found[0] == found[1] == found[2]
     for i, prompt in enumerate(prompts):  # a slice of one holds what the processor makes of that prompt alone
         _, _, alone = grpo._tokenize_prompts([prompt])
-        own = trainer.slice_fields(fields, images, i, i + 1)
+        own = of_prompts(processor_fields(fields, images), [i])
         assert own.keys() == alone.keys() and own["mm_token_type_ids"] == alone["mm_token_type_ids"]
         for name in own.keys() - {"mm_token_type_ids"}:
             torch.testing.assert_close(torch.as_tensor(own[name]), torch.as_tensor(alone[name]), rtol=0, atol=0)

@@ -1,0 +1,102 @@
+"""The benchmark of training steps: its prompts, one point on a tiny model, resuming, and what is made of the rows."""
+
+import json
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+
+import prompts
+from analysis import bench_train_step as bench
+from physworld import tiny
+
+
+@pytest.fixture
+def tiny_benchmark(monkeypatch):
+    """The benchmark on a model of some 100,000 parameters."""
+
+    def write_model(folder):
+        processor = tiny.build_processor([prompts.CRITIC_TASK], vocab_size=1024)
+        tiny.build_model(processor, hidden=64, layers=1, vision_hidden=32, vision_layers=1).save_pretrained(folder)
+        processor.save_pretrained(folder)
+        return processor
+
+    monkeypatch.setattr(bench, "write_model", write_model)
+
+
+@pytest.mark.parametrize("tokens, frames, visual", [(256, 16, 8), (64, 1, 2)])
+def test_prompts_have_exactly_the_tokens_asked_for(tokens, frames, visual):
+    processor = tiny.build_processor([prompts.CRITIC_TASK], vocab_size=1024)
+    for row in bench.make_prompts(processor, tokens, frames, count=2):
+        content = [
+            *({"type": "image", "image": image} for image in row["images"]),
+            {"type": "text", "text": row["prompt"][0]["content"]},
+        ]
+        message = [{"role": "user", "content": content}]
+        [ids] = processor.apply_chat_template(message, tokenize=True, add_generation_prompt=True, return_dict=True)["input_ids"]
+        assert len(ids) == tokens and ids.count(processor.image_token_id) == frames * visual
+    with pytest.raises(ValueError, match="leave no room in a prompt of 64 tokens"):
+        bench.make_prompts(processor, 64, 40, count=1)
+
+
+def test_both_trainers_make_the_same_step(tiny_benchmark):
+    row = bench.measure((64, 4, 2, 1), "time", 1)
+    assert row["difference"]["loss"] < 1e-5 and row["difference"]["gradient"] < 1e-4 and row["difference"]["same_tokens"] == 1.0
+    assert row["tokens"]["stock"] > row["tokens"]["ours"] > 64  # sampling, reference and policy
+    for who in ("stock", "ours"):
+        [seconds] = row["seconds"][who]
+        assert set(seconds) == set(bench.PARTS) and sum(seconds[part] for part in bench.PARTS[:-1]) < seconds["step"]
+
+
+def fake_run(calls):
+    """In place of subprocess.run: stock takes 3 times as long and twice the memory; the fourth process fails."""
+
+    def run(command, **kwargs):
+        calls.append(command)
+        part = command[command.index("--part") + 1]
+        seconds = {"stock": [dict.fromkeys(bench.PARTS, 3.0)] * 2, "ours": [dict.fromkeys(bench.PARTS, 1.0)] * 2}
+        row = {"seconds": seconds, "tokens": {}, "difference": {"loss": 0.0, "gradient": 2e-7, "same_tokens": 1.0}}
+        memory = {"stock": {"peak_mib": 200.0}, "ours": {"peak_mib": 100.0}}
+        if len(calls) == 4:
+            return SimpleNamespace(returncode=-9, stdout="")
+        return SimpleNamespace(returncode=0, stdout="noise\n" + json.dumps(row if part == "time" else memory[part]) + "\n")
+
+    return run
+
+
+def test_a_grid_is_resumed_and_a_point_that_does_not_fit_is_recorded(tmp_path, monkeypatch):
+    calls, points = [], [bench.MAIN, bench.SMALL]
+    monkeypatch.setattr(subprocess, "run", fake_run(calls))
+    first = bench.run_grid(points[:1], tmp_path, 2)
+    both = bench.run_grid(points, tmp_path, 2)
+    assert len(calls) == 6 and len((tmp_path / "rows.jsonl").read_text().splitlines()) == 6
+    assert all(both[key] == row for key, row in first.items()) and bench.run_grid(points, tmp_path, 2) == both and len(calls) == 6
+    main, small = (bench.summarise(point, both) for point in points)
+    assert main["step_speedup"] == {"value": 3.0, "low": 3.0, "high": 3.0, "n": 2} and main["memory_ratio"] == 0.5
+    assert small["failed"] == {"time": "exit status -9"} and "step_speedup" not in small and small["memory_ratio"] == 0.5
+    monkeypatch.setattr(bench, "code", lambda: "another")
+    bench.run_grid(points[:1], tmp_path, 2)
+    assert len(calls) == 9
+
+
+def test_what_is_written_and_claimed(tmp_path, monkeypatch):
+    run = fake_run([None] * 9)
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, **kwargs: run(command) if "--part" in command else SimpleNamespace(stdout="abc\n")
+    )
+    bench.main(["--grid", "small", "--out", str(tmp_path)])
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert len(results["points"]) == 9 and (tmp_path / "bench.png").stat().st_size > 1000
+    assert (tmp_path / "table.md").read_text().count("\n| 2048 |") == 2
+    claims = json.loads((tmp_path / "summary.json").read_text())["headline"]
+    values = {name: entry["value"] for name, entry in claims.items()}
+    assert values == pytest.approx(
+        {
+            "step_fwd_bwd_speedup": 3,
+            "step_speedup": 3,
+            "small_prompt_speedup": 3,
+            "step_memory_ratio": 0.5,
+            "gradient_difference": 2e-7,
+        }
+    )
+    assert all(set(entry) == set(bench.headline.FIELDS) for entry in claims.values())
