@@ -20,6 +20,7 @@ from typing import Literal
 
 import torch
 import yaml
+from accelerate.utils import is_peft_model
 from transformers import AutoProcessor
 from transformers.utils import strtobool
 from trl import GRPOConfig, ModelConfig, TrlParser, get_peft_config, get_quantization_config
@@ -94,13 +95,7 @@ class CriticGRPOConfig(GRPOConfig):
     )
 
     def __post_init__(self):
-        self.notes = []  # lines for the log, printed once it is known where training starts
-        wanted = self.use_cpu or strtobool(os.environ.get("ACCELERATE_USE_CPU", "0"))
-        self.on_cpu = bool(wanted or not torch.accelerator.is_available())
-        if self.on_cpu:
-            if self.bf16 is not False or self.fp16:
-                self.notes.append("no accelerator: bf16 and fp16 are off, the weights are float32")
-            self.bf16 = self.fp16 = self.dataloader_pin_memory = False
+        fit_machine(self)
         if self.prompts_per_step is not None:
             processes = int(os.environ.get("WORLD_SIZE", "1"))
             self.gradient_accumulation_steps = accumulation_steps(
@@ -112,6 +107,17 @@ class CriticGRPOConfig(GRPOConfig):
                 f"the launcher set WORLD_SIZE to {processes} but {self.world_size} processes run; "
                 "launch with `accelerate launch` or `torchrun`"
             )
+
+
+def fit_machine(args):
+    """Set on_cpu, notes (lines for the log, printed once it is known where training starts), and the machine's precision."""
+    args.notes = []
+    wanted = args.use_cpu or strtobool(os.environ.get("ACCELERATE_USE_CPU", "0"))
+    args.on_cpu = bool(wanted or not torch.accelerator.is_available())
+    if args.on_cpu:
+        if args.bf16 is not False or args.fp16:
+            args.notes.append("no accelerator: bf16 and fp16 are off, the weights are float32")
+        args.bf16 = args.fp16 = args.dataloader_pin_memory = False
 
 
 def accumulation_steps(prompts_per_step, num_generations, per_device, processes):
@@ -141,13 +147,13 @@ def accumulation_steps(prompts_per_step, num_generations, per_device, processes)
     return completions // at_once
 
 
-def parse(script_arguments, embedded):
+def parse(script_arguments, embedded, training_arguments=CriticGRPOConfig, argv=None):
     """(script, training, model) arguments: `embedded` (a YAML under the repository) where no --config is given, and the
     command line on top. Relative to the repository: the embedded YAML, its output_dir, and models and data sets that do
     not exist below the working directory."""
-    argv = [part for arg in sys.argv[1:] for part in (arg.split("=", 1) if arg.startswith("--config=") else [arg])]
+    argv = [part for arg in (sys.argv[1:] if argv is None else argv) for part in (arg.split("=", 1) if arg.startswith("--config=") else [arg])]
     default = "--config" not in argv
-    parser = TrlParser((script_arguments, CriticGRPOConfig, ModelConfig), allow_abbrev=False)
+    parser = TrlParser((script_arguments, training_arguments, ModelConfig), allow_abbrev=False)
     script_args, args, model_args = parser.parse_args_and_config(
         ["--config", str(ROOT / embedded), *argv] if default else argv
     )
@@ -160,6 +166,19 @@ def parse(script_arguments, embedded):
     if script_args.limit is not None and script_args.limit < 1:
         raise ValueError(f"limit must be at least 1, got {script_args.limit}; leave it out to use every record")
     return script_args, args, model_args
+
+
+def load_strictly(trainer, folder):
+    """Load a checkpoint's weights into a trainer's model; False where the trainer's own loading serves (adapters, FSDP).
+
+    A checkpoint holds the hub's names of the weights, which for Qwen2.5-VL are not the module's: transformers 5.24 loads none
+    of them and goes on with a warning. from_pretrained translates, and strict loading leaves no doubt.
+    """
+    if is_peft_model(trainer.model) or trainer.is_fsdp_enabled or not list(Path(folder).glob("model*.safetensors")):
+        return False
+    loaded = type(trainer.model).from_pretrained(folder, dtype=trainer.model.dtype)
+    trainer.model.load_state_dict(loaded.state_dict(), strict=True)
+    return True
 
 
 def local_path(name):

@@ -19,7 +19,6 @@ Which candidates make a pair: dpo_pairs.py. Values that the paper does not state
 
 import dataclasses
 import json
-import os
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
@@ -27,10 +26,7 @@ from pathlib import Path
 from typing import Literal
 
 import datasets
-import torch
-from accelerate.utils import is_peft_model
-from transformers.utils import strtobool
-from trl import DPOConfig, DPOTrainer, ModelConfig, TrlParser, apply_chat_template
+from trl import DPOConfig, DPOTrainer, apply_chat_template
 from trl.trainer.dpo_trainer import DataCollatorForVisionPreference
 
 import best_of_n
@@ -82,35 +78,18 @@ class PolicyDPOConfig(DPOConfig):
     )
 
     def __post_init__(self):
-        self.notes = []  # lines for the log, printed once it is known where training starts
-        wanted = self.use_cpu or strtobool(os.environ.get("ACCELERATE_USE_CPU", "0"))
-        self.on_cpu = bool(wanted or not torch.accelerator.is_available())
-        if self.on_cpu:
-            if self.bf16 is not False or self.fp16:
-                self.notes.append("no accelerator: bf16 and fp16 are off, the weights are float32")
-            self.bf16 = self.fp16 = self.dataloader_pin_memory = False
+        launch.fit_machine(self)
         self.remove_unused_columns = False  # a row's columns are made when it is read
         super().__post_init__()
 
 
 def parse(argv):
     """(script, training, model) arguments, as launch.parse makes them for GRPO; output_dir's files filled in."""
-    argv = [part for arg in argv for part in (arg.split("=", 1) if arg.startswith("--config=") else [arg])]
-    default = "--config" not in argv
-    parser = TrlParser((ScriptArguments, PolicyDPOConfig, ModelConfig), allow_abbrev=False)
-    embedded = ["--config", str(launch.ROOT / EMBEDDED)] if default else []
-    script_args, args, model_args = parser.parse_args_and_config([*embedded, *argv])
-    if default and not any(arg.split("=")[0] == "--output_dir" for arg in argv):
-        args.output_dir = str(launch.ROOT / args.output_dir)
-    if model_args.use_peft and model_args.lora_target_modules is None:
-        model_args.lora_target_modules = "all-linear"
-    if args.on_cpu:
-        model_args.dtype = "float32"
+    script_args, args, model_args = launch.parse(ScriptArguments, EMBEDDED, PolicyDPOConfig, argv)
     if model_args.model_name_or_path is None:
         raise ValueError("no policy to start from: give --model_name_or_path, or set it in the YAML")
-    if script_args.responses < 2 or script_args.limit is not None and script_args.limit < 1:
-        got = f"got {script_args.responses} and {script_args.limit}"
-        raise ValueError(f"responses must be at least 2 and limit must be at least 1, {got}")
+    if script_args.responses < 2:
+        raise ValueError(f"responses must be at least 2, got {script_args.responses}")
     for name in ("pairs", "candidates"):
         setattr(script_args, name, getattr(script_args, name) or str(Path(args.output_dir) / f"{name}.jsonl"))
     return script_args, args, model_args
@@ -251,13 +230,8 @@ class PolicyDPOTrainer(DPOTrainer):
         self.add_callback(self.weights_move)
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
-        """A checkpoint holds the hub's names of the weights, which for Qwen2.5-VL are not the module's: transformers 5.24
-        loads none of them and goes on with a warning. from_pretrained translates, and strict loading leaves no doubt."""
-        folder = Path(resume_from_checkpoint)
-        if is_peft_model(self.model) or self.is_fsdp_enabled or not list(folder.glob("model*.safetensors")):
-            return super()._load_from_checkpoint(resume_from_checkpoint, model)
-        loaded = type(self.model).from_pretrained(folder, dtype=self.model.dtype)
-        self.model.load_state_dict(loaded.state_dict(), strict=True)
+        if not launch.load_strictly(self, resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _compute_loss(self, model, inputs, return_outputs):
         self.weights_move.had_advantage = True  # two different responses always pull

@@ -15,11 +15,9 @@ Added to TRL 1.16.0 (pinned exactly: private methods are overridden, tests/test_
 
 import math
 import operator
-from pathlib import Path
 
 import datasets
 import torch
-from accelerate.utils import is_peft_model
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
@@ -27,7 +25,7 @@ import rewards
 import rows
 import shared_prefix
 import zero_variance
-from launch import log
+from launch import load_strictly, log
 from once import OnceDataset, OnceSampler, Processed, numbered
 from prefix_check import compared_parameters, difference
 
@@ -162,13 +160,8 @@ class CriticGRPOTrainer(GRPOTrainer):
         return self.sharing.agrees("generation", [max(lengths)], compare)
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
-        """A checkpoint holds the hub's names of the weights, which for Qwen2.5-VL are not the module's: transformers 5.24
-        loads none of them and goes on with a warning. from_pretrained translates, and strict loading leaves no doubt."""
-        folder = Path(resume_from_checkpoint)
-        if is_peft_model(self.model) or self.is_fsdp_enabled or not list(folder.glob("model*.safetensors")):
-            return super()._load_from_checkpoint(resume_from_checkpoint, model)
-        loaded = type(self.model).from_pretrained(folder, dtype=self.model.dtype)
-        self.model.load_state_dict(loaded.state_dict(), strict=True)
+        if not load_strictly(self, resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # (B, F), gathered

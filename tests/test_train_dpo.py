@@ -29,7 +29,6 @@ import train_dpo
 from judges import load_model
 from tests import tiny_critic
 from tests.test_best_of_n import Stub, chance, write_candidates
-from trainer import CriticGRPOTrainer
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -367,11 +366,6 @@ def stuck(trainer, model=None):
     """An optimizer that holds none of the model's parameters."""
     trainer.optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=trainer.args.learning_rate)
     return trainer.optimizer
-
-
-def test_what_is_shared_with_the_grpo_trainer_is_word_for_word_the_same():
-    ours, theirs = train_dpo.PolicyDPOTrainer._load_from_checkpoint, CriticGRPOTrainer._load_from_checkpoint
-    assert inspect.getsource(ours) == inspect.getsource(theirs)
 
 
 @pytest.mark.parametrize(
