@@ -231,6 +231,16 @@ def table_lines(results):
     return lines
 
 
+def verdict(results):
+    """Whether this judge can be told from chance at all, in a sentence."""
+    cells = [c for c in results["cells"] if c["expected"]["accuracy"]["value"] is not None]
+    above = [c for c in cells if c["expected"]["accuracy"]["low"] > 0.5]
+    if not above:
+        none = f"in none of {len(cells)} cells is its accuracy above 50% by its interval"
+        return f"**Too weak to judge, or too few pairs to tell: {none}.**"
+    return f"In {len(above)} of {len(cells)} cells the expected score's accuracy is above 50% by its interval."
+
+
 def draw(cells, path):
     """Rows: ties, accuracy, signal to noise; columns: the factors. Solid: the others at their largest, dashed: smallest."""
     figure, axes = plt.subplots(3, 3, figsize=(9, 7), sharex="col", sharey="row", layout="constrained")
@@ -246,7 +256,7 @@ def draw(cells, path):
         if column == 0:
             axis.set(ylabel={"ties": "tie rate", "accuracy": "pair accuracy", "snr": "signal to noise"}[name])
         axis.grid(alpha=0.3)
-    axes[0, 0].legend(fontsize=6)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
     figure.savefig(path, dpi=80)
     plt.close(figure)
 
@@ -263,7 +273,8 @@ def write(out, results, rows):
             f"{results['pairs']} pairs of {results['questions']} questions. Commit "
             f"{results['commit']}. Command: `{results['command']}`.", "",
             "Percent with 95% intervals that resample questions; gain: the expected score's accuracy minus the letter's,",
-            "paired. The columns are explained in analysis/verifier_scaling.py; all cells are in results.json.", ""]  # fmt: skip
+            "paired. The columns are explained in analysis/verifier_scaling.py; all cells are in results.json.", "",
+            verdict(results), ""]  # fmt: skip
     (out / "README.md").write_text("\n".join([*head, *table_lines(results), ""]), encoding="utf-8")
 
 
