@@ -78,7 +78,7 @@ def table(entries):
     for name, label in LABELS.items():
         if name in entries:
             e = entries[name]
-            style = ".1e" if 0 < abs(e["value"]) < 1e-3 else ".2f" if "ratio" in name or "speedup" in name else ".1f"
+            style = ".1e" if 0 < abs(e["value"]) < 1e-3 else ".2f" if name.endswith(("_ratio", "_speedup")) else ".1f"
             value = f"{e['value']:{style}} [{e['low']:{style}}, {e['high']:{style}}] {e['unit']}"
             lines.append(f"| {label} | {value} | {e['n']} | `{e['command']}` ([record]({e['record']})) |")
     return lines
