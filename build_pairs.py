@@ -15,7 +15,7 @@ verify   the project's own answer matching; where --verifier is given, a model's
          response is disputed and in no pair. The paper lets one model decide. -> verified.jsonl, verify.json (kappas),
          disputed.csv (fill in its column and hand it back as --human)
 pair     one right and one wrong response of a question, so chosen that length, source, style and position do not tell
-         them apart (pairing.py, analysis/pair_balance.py). Near-duplicates are refused. -> pairs.jsonl, pair.json, pair.md; with
+         them apart (pairing.py, analysis/pair_balance.py). Near-duplicates are refused. -> pairs.jsonl, pairs.json, pairs.md; with
          --benchmark (JudgeBench's protocol: both responses by one model, one pair a question) -> benchmark.jsonl, card.md
 
 --apart_from names files of questions or pairs with which nothing may be shared: neither a clip or frame (by content) nor
@@ -162,7 +162,7 @@ def matched(record, row):
 def read_labels(path, known):
     """id -> bool of a CSV with columns id and correct (yes/no, true/false, 1/0; empty is no label); errors name the line."""
     words, labels = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}, {}
-    with Path(path).open(encoding="utf-8", newline="") as lines:
+    with Path(path).open(encoding="utf-8-sig", newline="") as lines:  # spreadsheets put a byte order mark first
         table = csv.DictReader(lines)
         if not {"id", "correct"} <= set(table.fieldnames or ()):
             raise SystemExit(f"{path}:1: needs the columns id and correct, has {table.fieldnames}")
@@ -226,6 +226,20 @@ def agreement(rows, one, other):
     return {"n": n, "agree": agree, "kappa": (agree - chance) / (1 - chance) if chance < 1 else None, "table": table}
 
 
+def write_disputed(path, human, records, verified):
+    """The CSV for people, whole or not at all; where it is itself `human`, the labels that they wrote into it stay."""
+    handed_back, temporary = human and Path(human).resolve() == path.resolve(), path.with_suffix(".tmp")
+    with temporary.open("w", encoding="utf-8", newline="") as stream:
+        table = csv.writer(stream)
+        table.writerow(["id", "correct", "question", "answer", "response"])
+        for row in verified:
+            disputed = row["correct"] is None and row["match"] is not None
+            if disputed or (handed_back and row["human"] is not None):
+                record, said = records[row["question"]], {True: "yes", False: "no", None: ""}[row["human"]]
+                table.writerow([row["id"], said, record["question"], record["answer"], row["text"]])
+    temporary.replace(path)
+
+
 def verify(args):
     """Step 2."""
     records = {record["id"]: record for record in data.load_records(args.questions)}
@@ -247,13 +261,7 @@ def verify(args):
         verified.append(kept | judged | {"correct": correct})
     kappas = {f"{a} and {b}": agreement(verified, a, b) for a, b in itertools.combinations(("match", "model", "human"), 2)}
     write_lines(args.out / "verified.jsonl", verified)
-    with (args.out / "disputed.csv").open("w", encoding="utf-8", newline="") as stream:
-        table = csv.writer(stream)
-        table.writerow(["id", "correct", "question", "answer", "response"])
-        for row in verified:
-            if row["correct"] is None and row["match"] is not None:
-                record = records[row["question"]]
-                table.writerow([row["id"], "", record["question"], record["answer"], row["text"]])
+    write_disputed(args.out / "disputed.csv", args.human, records, verified)
     result = {"responses": len(rows), **status, "agreement": kappas, **evaluate.provenance()}
     evaluate.write_result(args.out / "verify.json", result)
     print(f"{args.out}/verified.jsonl: {len(rows)} responses, " + ", ".join(f"{count} {why}" for why, count in status.items()))

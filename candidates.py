@@ -151,6 +151,9 @@ def load_candidates(path, n, limit=None):
         found, where = row.get("candidates"), f"{path}:{number}: field 'candidates'"
         if not isinstance(found, list) or not all(isinstance(c, dict) and isinstance(c.get("text"), str) for c in found):
             raise data.RecordError(f'{where} must be a list of {{"text": .., "source": ..}}, got {str(found)[:80]!r}')
+        odd = next((i for i, c in enumerate(found) if not isinstance(c.get("correct", True), bool)), None)
+        if odd is not None:
+            raise data.RecordError(f"{where}: 'correct' of candidate {odd} must be true or false, or left out")
         if len(found) < n:
             raise data.RecordError(f"{where} has {len(found)} where N = {n} is asked for; sample more, or ask for less")
     records = [record for record, _ in load_tasks(EvaluateConfig("", "question", "", dataset=str(path), limit=limit))]

@@ -74,8 +74,9 @@ def own_part(text):
     >>> own_part(r"<pred_think> low </pred_think> <pred> B </pred> <think> 1 says B </think> \boxed{Response 1}")
     '<pred_think> low </pred_think> <pred> B </pred>'
     """
-    part = text.partition(CLOSE)[0] + CLOSE
-    return part if rewards.parse_critique(part).prediction else None
+    before, close, _ = text.partition(CLOSE)
+    part = before + close
+    return part if close and rewards.parse_critique(part).prediction else None
 
 
 def in_critics_form(text, options=None):
@@ -286,7 +287,7 @@ class CriticConfig:
 
     model: str = field(metadata={"help": "local folder (model or PEFT adapter), hub id, or the model's name on the server"})
     question: str = field(metadata={"help": "the question"})
-    responses: list[Path] = field(metadata={"help": "two text files, one response each", "nargs": 2})
+    responses: list[Path] = field(metadata={"help": "two text files, one response each"})
     video: str | None = field(default=None, metadata={"help": "the clip"})
     frames: list[str] | None = field(default=None, metadata={"help": "or its frames, images in time order"})
     options: str | None = field(default=None, metadata={"help": 'JSON, {"A": "...", "B": "..."}'})
@@ -315,6 +316,8 @@ def show(judgement):
 def main(config):
     try:
         options = rewards.read_options(json.loads(config.options)) if config.options else None
+        if len(config.responses) != 2:  # HfArgumentParser takes any number
+            raise ValueError(f"--responses takes two files, got {len(config.responses)}")
         texts = [path.read_text(encoding="utf-8").strip() for path in config.responses]
         frames = data.open_frames({"frames": config.frames, "video": config.video}, config.max_frames)
         where = {"base_url": config.base_url, "model": config.model} if config.base_url else {"path": config.model}

@@ -78,7 +78,7 @@ def check_record(record, where, pair=False, answered=True):
         raise RecordError(f"{where}: field 'video' must be a path, got {video!r}")
     if all(record.get(field) is None for field in MEDIA):
         raise RecordError(f"{where}: needs 'frames' (a list of image paths, may be empty), 'video' (a path) or 'videos'")
-    if pair and (isinstance(record.get("preference"), bool) or record.get("preference") not in (1, 2)):
+    if pair and (type(record.get("preference")) is not int or record["preference"] not in (1, 2)):
         raise RecordError(f"{where}: field 'preference' must be 1 or 2, got {record.get('preference')!r}")
     if unanswered:
         return
@@ -163,8 +163,11 @@ def open_frames(record, max_frames=8):
     """
     images = []
     for frame in record.get("frames") or []:
-        with Image.open(frame) as image:
-            images.append(image.convert("RGB"))
+        try:
+            with Image.open(frame) as image:
+                images.append(image.convert("RGB"))
+        except (OSError, SyntaxError) as error:  # a cut file's own message names no file
+            raise RecordError(f"{frame}: cannot be opened as an image ({error}); copy it again, or leave its rows out") from error
     if not images:
         videos = record.get("videos") or [record["video"]] if record.get("video") or record.get("videos") else []
         for path in videos:

@@ -346,4 +346,6 @@ def table(result):
 
 
 if __name__ == "__main__":
-    print("\n".join(table(evaluate(HfArgumentParser(EvaluateConfig).parse_args_into_dataclasses()[0]))))
+    made = evaluate(HfArgumentParser(EvaluateConfig).parse_args_into_dataclasses()[0])
+    print("\n".join(table(made)))
+    sys.exit(not made["finished"])

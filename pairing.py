@@ -54,7 +54,8 @@ def read_apart(paths):
     for path in paths:
         for number, record in data.read_jsonl(path):
             data.check_record(record, f"{path}:{number}", record.get("preference") is not None, answered=False)
-            shown = tuple(content(file) for file in media_of(data.with_paths(record, Path(path).parent, path)))
+            media = media_of(data.with_paths(record, Path(path).parent, f"{path}:{number}"))
+            shown = tuple(content(file) for file in media)
             contents |= set(shown)
             add_words(words, record, shown)
     return contents, words

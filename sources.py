@@ -254,6 +254,7 @@ def kept(source, files, media, pair, counts):
 def split(source, row):
     """The rows in a row: Cosmos-Reason1 may hold several questions of one clip."""
     several = source == "cosmos_reason1" and isinstance(row, dict) and isinstance(row.get("qa_pairs"), list)
+    several = several and row["qa_pairs"]  # an empty list is a row to reject, not to pass over
     return [row | {"qa_pairs": qa} for qa in row["qa_pairs"]] if several else [row]
 
 

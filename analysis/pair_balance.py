@@ -13,7 +13,6 @@ regression that is never scored on pairs that it was fitted on. Where it sees no
 """
 
 import argparse
-import json
 import math
 import random
 import re
@@ -21,7 +20,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import rewards
-from analysis.coupling import estimate
+from analysis.coupling import estimate, read_rows
 
 SWEEPS = 3  # times that choices are gone over again
 TILT = 0.06  # |better - worse| / (better + worse) of a feature that is still level: a judge by it alone is within 50 +- 3%
@@ -212,7 +211,7 @@ def main(args):
     """Score the judges and write the record: summary.json with the headline's entries, and README.md."""
     from evaluate import provenance, write_result
 
-    train, test = (list(map(json.loads, path.read_text(encoding="utf-8").splitlines())) for path in (args.train, args.test))
+    train, test = (read_rows(path) for path in (args.train, args.test))
     results = {"fitted on the other file": blind_judges(test, train), "cross-fitted": blind_judges(test)}
     lines = table(results)
     command = f"python -m analysis.pair_balance {args.train} {args.test} --record {args.record}"

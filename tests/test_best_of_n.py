@@ -294,6 +294,7 @@ def test_the_judges_own_answer_competes(tmp_path, judge):
 @pytest.mark.parametrize("field, n, said", [
     ({"candidates": None}, 1, "c.jsonl:2: field 'candidates' must be a list"),
     ({"candidates": [{"text": 3}]}, 1, "c.jsonl:2: field 'candidates' must be a list"),
+    ({"candidates": [{"text": "red"}, {"text": "red", "correct": None}]}, 1, "c.jsonl:2: .*'correct' of candidate 1 must be"),
     ({"candidates": [{"text": "red", "source": "x"}]}, 4, "c.jsonl:2: field 'candidates' has 1 where N = 4"),
     ({"answer": ""}, 1, "c.jsonl:2: field 'answer'"),
 ])  # fmt: skip

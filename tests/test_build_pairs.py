@@ -265,6 +265,11 @@ def test_a_model_and_people_join_and_their_disagreement_is_counted(tmp_path, mon
     assert found["match and human"] == {"n": 2, "agree": 0.0, "kappa": -1.0, "table": [[0, 1], [1, 0]]}
     assert found["model and human"]["kappa"] == 1.0
 
+    (tmp_path / "disputed.csv").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "labels.csv").read_bytes())  # as spreadsheets save it
+    for _ in range(2):  # filled in and handed back itself: the labels are still there the next time
+        run("verify", "--questions", asked, "--out", tmp_path, "--verifier", "judge-model", "--human", tmp_path / "disputed.csv")
+        assert [r["human"] for r in lines(tmp_path / "verified.jsonl")] == [None, True, None, False]
+
 
 def test_questions_with_options_are_not_shown_to_the_model_verifier(tmp_path, monkeypatch):
     sampled(tmp_path, [r"\boxed{A}"])
@@ -360,6 +365,12 @@ def test_a_benchmark_takes_both_responses_from_one_model(tmp_path):
         assert said in card
     with pytest.raises(SystemExit):  # argparse: it must be said what the benchmark is kept apart from
         build_pairs.read_arguments(["pair", "--questions", "q", "--out", "o", "--benchmark"])
+
+
+def test_a_frame_that_is_missing_from_a_file_to_stay_apart_from_names_the_line(tmp_path):
+    bench = write(tmp_path / "bench.jsonl", [QUESTION, QUESTION | {"id": "b1", "frames": ["gone.png"]}])
+    with pytest.raises(data.RecordError, match="bench.jsonl:2: field 'frames': no such file"):
+        pairing.read_apart([bench])
 
 
 def test_questions_of_the_benchmark_do_not_occur_in_training(tmp_path):

@@ -101,6 +101,19 @@ def test_an_answer_in_the_critics_form(text, options, made, reason):
 
 
 @pytest.mark.parametrize(
+    "text, readable, reason",
+    [
+        (OWN.format("yes") + REST.format(1), True, "whole"),
+        ("<pred_think> it rolls </pred_think> <pred> yes", False, "cut off inside <pred>"),
+        ("<pred_think> it rolls </pred_think> <pred> yes \\boxed{Response 1}", False, "a verdict is no self-prediction"),
+        ("</pred>", False, "never opened"),
+    ],
+)
+def test_a_self_prediction_that_does_not_close_is_none(text, readable, reason):
+    assert bool(own_part(text)) == bool(rewards.parse_critique(text).prediction) == readable, reason
+
+
+@pytest.mark.parametrize(
     "said, chosen, reason",
     [
         (["no", "yes", "yes"], 1, "the majority, in the text of its first"),
@@ -616,6 +629,8 @@ def test_the_command(tmp_path):
         ({"options": "{"}, "critic.py: "),
         ({"responses": [Path("no"), Path("no")]}, "No such file"),
         ({"frames": ["no.png"]}, "no.png"),
+        ({"responses": [Path("no")]}, "--responses takes two files, got 1"),
+        ({"responses": [Path("no")] * 3}, "--responses takes two files, got 3"),
     ],
 )
 def test_the_command_with_bad_input(tmp_path, change, said):

@@ -28,6 +28,7 @@ BAD = [  # (changes, is it a pair, what the message names)
     ({"frames": None, "video": "missing.mp4"}, False, "no such file"),
     ({"preference": 0}, True, "'preference' must be 1 or 2"),
     ({"preference": True}, True, "'preference' must be 1 or 2"),
+    ({"preference": 1.0}, True, "'preference' must be 1 or 2"),
     ({"preference": "1"}, True, "'preference' must be 1 or 2"),
     ({"response_2": None}, True, "'response_2' must be a non-empty string"),
     ({"source_1": ""}, True, "'source_1' must be a non-empty string"),
@@ -85,6 +86,15 @@ def test_rows_of_the_training_data_set(tmp_path):
     assert (first["answer"], first["preference"], first["self_reference"], second["images"]) == ("A", 1, False, [])
     question = data.training_dataset([QUESTION])[0]
     assert question["preference"] is None and question["self_reference"] is True and "<pred>" not in str(question["prompt"])
+
+
+def test_a_picture_that_is_cut_or_none_names_its_file(tmp_path):
+    Image.effect_noise((64, 64), 90).save(tmp_path / "cut.png")
+    (tmp_path / "cut.png").write_bytes((tmp_path / "cut.png").read_bytes()[:900])
+    (tmp_path / "none.png").write_bytes(b"no picture")
+    for name in ("cut.png", "none.png"):
+        with pytest.raises(data.RecordError, match=f"{name}: cannot be opened as an image"):
+            data.open_frames({"frames": [str(tmp_path / name)]})
 
 
 def film(path, n):

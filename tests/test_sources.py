@@ -293,6 +293,15 @@ def test_more_than_one_in_a_hundred_is_an_error_unless_allowed(tmp_path):
             assert sources.convert("judgebench", "judge", file, tmp_path / "out")[1].records == 198
 
 
+def test_a_clip_without_questions_is_rejected_and_counted(tmp_path):
+    file = next((FIXTURES / "cosmos_reason1").rglob("*.json*"))
+    _, row = next(sources.read_rows(file))
+    assert len(sources.split("cosmos_reason1", row | {"qa_pairs": [row["qa_pairs"]] * 2})) == 2
+    (tmp_path / "empty.jsonl").write_text(json.dumps(row | {"qa_pairs": []}) + "\n")
+    with pytest.raises(data.RecordError, match="read 1, kept 0, rejected 1(.|\n)*qa_pairs lacks"):
+        sources.convert("cosmos_reason1", "question", tmp_path / "empty.jsonl", tmp_path / "out")
+
+
 def test_broken_files_name_file_and_row(tmp_path):
     good = (FIXTURES / "judgebench/gpt.jsonl").read_text().splitlines()
     cases = [
