@@ -216,7 +216,8 @@ class Critic:
         shown = [item["response_" + number] for number in order]
         messages = prompts.critic_prompt(item["question"], *shown, options, len(frames), self.prompt)
         seed = self._seed(item.get("id"), sha(messages, shas))
-        return Call(messages, (), None, frames, shas, sha(item["question"], options, shas, self.prompt), seed)
+        shared = prompts.question_text(item["question"], options)  # options in another order are another prompt
+        return Call(messages, (), None, frames, shas, sha(shared, shas, self.prompt), seed)
 
     def _seed(self, *parts):
         return int(sha(self.seed, *parts), 16) % 2**31 if self.temperature > 0 else None

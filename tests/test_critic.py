@@ -207,6 +207,12 @@ def test_first_reuses_the_first_judgement(monkeypatch):
     assert critic.spent == Tokens(500, 200, 100)
 
 
+def test_options_in_another_order_are_another_prompt(monkeypatch):
+    critic, item = make(monkeypatch, writer := Fake(["A", "B"]), solve="first"), ITEM | {"options": {"A": "no", "B": "yes"}}
+    critic.judge_many([item, item | {"options": {"B": "yes", "A": "no"}}])
+    assert len({call.group for call in writer.calls}) == len(writer.calls) == 2
+
+
 def test_first_by_votes(monkeypatch):
     writer = Fake(["no", "yes", "the yes", "yes"])
     critic = make(monkeypatch, writer, solve="first", votes=3, temperature=1.0)
