@@ -41,9 +41,9 @@ def spoil(folder, source, rows_each):
 
 
 def count_rows(folder, source):
-    """The rows of a source, counted without its loader."""
+    """The rows of a source, counted without its loader; a clip with an empty list of questions is one row to reject."""
     rows = [row for file in table_files(folder, SUBSETS.get(source)) for _, row in read_rows(file)]
-    nested = [len(row["qa_pairs"]) for row in rows if source == "cosmos_reason1" and isinstance(row["qa_pairs"], list)]
+    nested = [max(len(row["qa_pairs"]), 1) for row in rows if source == "cosmos_reason1" and isinstance(row["qa_pairs"], list)]
     return len(rows) - len(nested) + sum(nested)
 
 
