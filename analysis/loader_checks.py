@@ -1,7 +1,7 @@
 """Every loader on its fixtures and on spoiled copies of their rows: is each row kept, or rejected with a reason?
 
     python -m analysis.loader_checks                                                  prints a table
-    python -m analysis.loader_checks --out experiments/2026-11-30_loaders --claim     records it
+    python -m analysis.loader_checks --out experiments/2026-11-30_loader_checks --claim     records it
 
 A spoiled row is a fixture's row with one field (also of a nested one) replaced by something that does not belong there.
 Unexplained is a row that was read and is neither kept nor rejected with a reason and a place, or that was not read at all.
