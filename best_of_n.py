@@ -17,7 +17,6 @@ file (--calls, default beside --out) before it is used, so a killed run pays not
 tables are made from that file and written whole at the end.
 """
 
-import json
 import sys
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
@@ -284,7 +283,7 @@ def pick(config, choice):
     rows = []
     for record in records:
         rows += pick_rows(record, sizes, methods, rankings, calls.by_question[record["id"]], own, config.seed)
-    write_lines(out, rows)
+    data.write_lines(out, rows)
     groups = defaultdict(list)
     for row in rows:
         groups[row["method"], row["n"]].append(row)
@@ -316,7 +315,7 @@ def table(config, choice):
         raise SystemExit(f"--n must be at least 2, got {choice.n}")
     records = load_candidates(config.candidates, choice.n, config.limit)
     _, calls = played(config, records, [("table", choice.n)])
-    write_lines(out, [table_row(record, calls.by_question[record["id"]]) for record in records])
+    data.write_lines(out, [table_row(record, calls.by_question[record["id"]]) for record in records])
     write_result(
         out.with_suffix(".json"), {"config": asdict(config) | asdict(choice), **provenance(), "missing": dict(calls.reasons)}
     )
@@ -328,13 +327,6 @@ def table_row(record, known):
     cells = [[None if i == j else 0.5 if a == b else known[a, b]["p"] for j, b in enumerate(same)] for i, a in enumerate(same)]
     correct = [candidate["correct"] for candidate in record["candidates"]]
     return {"task": record["id"], "correct": correct, "p": cells, "same": same}
-
-
-def write_lines(path, rows):
-    """Write the rows whole or not at all."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    temporary.replace(path)
 
 
 COMMANDS = {

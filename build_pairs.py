@@ -39,7 +39,6 @@ import pairing
 import prompts
 import rewards
 from analysis.coupling import read_rows
-from pairing import write_lines
 
 Source = namedtuple("Source", "name model base_url")
 
@@ -260,7 +259,7 @@ def verify(args):
         kept = {name: row[name] for name in ("id", "question", "source", "sample", "text")}
         verified.append(kept | judged | {"correct": correct})
     kappas = {f"{a} and {b}": agreement(verified, a, b) for a, b in itertools.combinations(("match", "model", "human"), 2)}
-    write_lines(args.out / "verified.jsonl", verified)
+    data.write_lines(args.out / "verified.jsonl", verified)
     write_disputed(args.out / "disputed.csv", args.human, records, verified)
     result = {"responses": len(rows), **status, "agreement": kappas, **evaluate.provenance()}
     evaluate.write_result(args.out / "verify.json", result)

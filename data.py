@@ -52,6 +52,13 @@ def read_jsonl(path):
     return ((number, record) for number, _, record in read_lines(path))
 
 
+def write_lines(path, rows):
+    """Write a JSONL file whole or not at all."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    temporary.replace(path)
+
+
 def check_record(record, where, pair=False, answered=True):
     """Raise RecordError unless `record` is a whole question (or pair). `where` is "file:line" for the message.
 

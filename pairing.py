@@ -2,7 +2,6 @@
 
 import difflib
 import functools
-import json
 import os
 import random
 from collections import Counter, defaultdict
@@ -15,13 +14,6 @@ from analysis.coupling import read_rows
 
 MEDIA = ("frames", "video", "videos")
 OPTIONS = 64  # pairs of a question that are weighed against each other; where there are more, its id draws them
-
-
-def write_lines(path, rows):
-    """Write a JSONL file whole or not at all."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    temporary.replace(path)
 
 
 # --- what may not be shared -------------------------------------------------------------------------------------------
@@ -163,7 +155,7 @@ def pair(args):
     if not after:
         raise SystemExit(f"no question of {args.questions} gives a pair: {dict(reasons)}")
     name = "benchmark" if args.benchmark else "pairs"
-    write_lines(args.out / f"{name}.jsonl", after)
+    data.write_lines(args.out / f"{name}.jsonl", after)
     write_report(args, name, records, before, after, reasons, refusals)
 
 

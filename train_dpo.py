@@ -119,7 +119,7 @@ def make_pairs(script_args, args, model_args):
         choices = dpo_pairs.critics_choices(judge_config(script_args, args.seed), records, script_args.pairs_by, n)
     reasons = {record["id"]: dpo_pairs.refusal(record, choices[record["id"]]) for record in records}
     rows = [dpo_pairs.pair_record(r, *choices[r["id"]], out.parent) for r in records if reasons[r["id"]] is None]
-    best_of_n.write_lines(out, rows)
+    data.write_lines(out, rows)
     kinds = Counter(" over ".join("right" if right else "wrong" for right in row["right"].values()) for row in rows)
     summary = {"questions": len(records), "pairs": len(rows), "kinds": dict(kinds)}
     summary["refused"] = dict(Counter(filter(None, reasons.values())))
@@ -144,7 +144,7 @@ def fresh_questions():
 
     whole = questions_file("train", SIZES["train"] + FRESH, ROOT.with_name("physworld_dpo"))
     rows = [row for number, row in data.read_jsonl(whole) if number > SIZES["train"]]  # they are sorted by number
-    best_of_n.write_lines(whole.with_name("fresh.jsonl"), rows)
+    data.write_lines(whole.with_name("fresh.jsonl"), rows)
     return str(whole.with_name("fresh.jsonl"))
 
 

@@ -13,8 +13,6 @@ with the entry best_of_16_gain, which goes to experiments/headline.json with --c
 import argparse
 import gzip
 import json
-import shlex
-import sys
 from pathlib import Path
 
 import matplotlib
@@ -23,7 +21,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from analysis.coupling import estimate, mean_gain
-from analysis.verifier_common import write_summary
+from analysis.verifier_common import command_of, write_summary
 
 JUDGE_COLOURS = ["tab:red", "tab:blue", "tab:green", "tab:purple", "tab:brown", "tab:pink"]
 MARKERS = {"knockout": "v", "pivot": "o", "swiss": "s", "adaptive": "*", "round_robin": "D"}
@@ -201,11 +199,6 @@ def named_paths(words):
     if not all("=" in word for word in words):
         raise ValueError(f'give picks as "label=path.jsonl", got {words}')
     return {label: Path(path) for label, path in (word.split("=", 1) for word in words)}
-
-
-def command_of(module, argv):
-    """The command that runs, as text."""
-    return shlex.join(["python", "-m", module, *(sys.argv[1:] if argv is None else argv)])
 
 
 def main(argv=None):

@@ -11,10 +11,9 @@ import argparse
 import json
 from pathlib import Path
 
-from analysis.best_of_n import command_of
 from analysis.coupling import estimate, is_right, read_rows
 from analysis.record_demo import gain, percent
-from analysis.verifier_common import write_summary
+from analysis.verifier_common import command_of, write_summary
 
 KINDS = {"verifier": "answer verifier's pairs", "critic": "critic's pairs", "pivot": "critic's pairs, pivot tournament"}
 PAPER = {"base": 54.3, "verifier": 57.5, "critic": 60.0}  # CosmosReason1-Bench, Qwen2.5-VL-7B (arXiv 2602.11124, Table 8)

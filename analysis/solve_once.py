@@ -18,7 +18,7 @@ from pathlib import Path
 
 from analysis import best_of_n as curves
 from analysis.coupling import clustered_interval
-from analysis.verifier_common import write_summary
+from analysis.verifier_common import command_of, write_summary
 
 RATIOS = {  # what the ratio is of -> (field of solving once, field of solving anew)
     "generated tokens": ("completion_tokens", "completion_tokens"),
@@ -97,7 +97,7 @@ def main(argv=None):
     args.out.mkdir(parents=True, exist_ok=True)
     points = [curves.point(name, args.tournament, args.size, picks) for name, picks in rows.items()]
     results = {
-        "command": curves.command_of("analysis.solve_once", argv), "size": args.size, "tournament": args.tournament,
+        "command": command_of("analysis.solve_once", argv), "size": args.size, "tournament": args.tournament,
         "made": curves.copy_picks(paths, args.out), "points": points,
         "ways": {name: compared(picks, rows["each"]) for name, picks in rows.items() if name != "each"},
     }  # fmt: skip

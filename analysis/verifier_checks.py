@@ -16,7 +16,6 @@ import importlib.util
 import json
 import random
 import re
-import shlex
 import sys
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from tqdm import tqdm
 
 import ppt
 from analysis.coupling import exact_interval
-from analysis.verifier_common import write_summary
+from analysis.verifier_common import command_of, write_summary
 from tests.fault_proxy import FAULTS, FaultProxy
 from tests.stub_judge import GOOD, quiet, server
 
@@ -112,7 +111,7 @@ def main(argv=None):
     parser.add_argument("--claim", action="store_true", help="update experiments/headline.json")
     parser.add_argument("--out", type=Path, required=True, help="folder of the record")
     args = parser.parse_args(argv)
-    command = shlex.join(["python", "-m", "analysis.verifier_checks", *(sys.argv[1:] if argv is None else argv)])
+    command = command_of("analysis.verifier_checks", argv)
     args.out.mkdir(parents=True, exist_ok=True)
     different = different_tables(args.tables, progress=True)
     results, judge, proxy = ask_half_faulty(args.replies)

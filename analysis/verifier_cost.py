@@ -19,8 +19,6 @@ Writes runs.jsonl (one row a task and side; a run that was killed carries on), R
 
 import argparse
 import json
-import shlex
-import sys
 import time
 import urllib.request
 from importlib.metadata import version
@@ -30,7 +28,7 @@ import openai
 from tqdm import tqdm
 
 import ppt
-from analysis.verifier_common import served, write_summary
+from analysis.verifier_common import command_of, served, write_summary
 from backends import ServerBackend
 from tests.fault_proxy import FaultProxy
 from verifier import Verifier, load_criteria
@@ -163,7 +161,7 @@ def main(argv=None):
     parser.add_argument("--claim", action="store_true", help="update experiments/headline.json")
     parser.add_argument("--out", type=Path, required=True, help="folder of the record")
     args = parser.parse_args(argv)
-    command = shlex.join(["python", "-m", "analysis.verifier_cost", *(sys.argv[1:] if argv is None else argv)])
+    command = command_of("analysis.verifier_cost", argv)
     args.out.mkdir(parents=True, exist_ok=True)
     tasks = [json.loads(line) for line in TASKS.read_text(encoding="utf-8").splitlines()][: args.tasks]
     wanted = [(side, task, seed) for seed, task in enumerate(tasks) for side in SIDES]

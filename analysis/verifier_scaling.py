@@ -24,8 +24,6 @@ call), results.json, README.md and verifier_scaling.png.
 import argparse
 import gzip
 import json
-import shlex
-import sys
 from contextlib import nullcontext
 from itertools import combinations, product
 from pathlib import Path
@@ -39,7 +37,7 @@ import numpy as np
 import data
 import prompts
 from analysis.coupling import clustered_interval, mean_gain
-from analysis.verifier_common import commit, served, smollm
+from analysis.verifier_common import command_of, commit, served, smollm
 from backends import ServerBackend
 from calls import sha
 from physworld.dataset import pairs_file
@@ -313,7 +311,7 @@ def open_backend(args, url):
 
 def main(argv=None):
     args = parse(argv)
-    command = shlex.join(["python", "-m", "analysis.verifier_scaling", *(sys.argv[1:] if argv is None else argv)])
+    command = command_of("analysis.verifier_scaling", argv)
     criteria = [criterion.name for source in args.criteria for criterion in load_criteria(source)]
     pairs = load_pairs(args.pairs or pairs_file("test"), args.limit)
     args.out.mkdir(parents=True, exist_ok=True)

@@ -278,7 +278,7 @@ def test_the_judges_own_answer_competes(tmp_path, judge):
     write_candidates(tmp_path / "c.jsonl", questions=4)
     own = [{"id": f"q{q}", "prediction": said, "correct": said == ANSWERS[q], "prompt_tokens": 50, "completion_tokens": 9}
            for q, said in enumerate(["red", "nothing like it", "green", None])]  # fmt: skip
-    best_of_n.write_lines(tmp_path / "own.jsonl", own)
+    data.write_lines(tmp_path / "own.jsonl", own)
     best_of_n.pick(config(tmp_path), best_of_n.PickConfig(sizes=[8], own=str(tmp_path / "own.jsonl")))
     rows = {(row["id"], row["method"]): row for row in rows_of(tmp_path / "picks.jsonl")}
     for record, said in zip(candidates.load_candidates(tmp_path / "c.jsonl", 8), own):
@@ -286,7 +286,7 @@ def test_the_judges_own_answer_competes(tmp_path, judge):
         predictions = [candidate["prediction"] for candidate in record["candidates"]]
         first = predictions.index(said["prediction"]) if said["prediction"] in predictions else None
         assert (alone["correct"], alone["pick"], agrees["pick"]) == (said["correct"], first, first or 0)
-    best_of_n.write_lines(tmp_path / "own.jsonl", own[:2])
+    data.write_lines(tmp_path / "own.jsonl", own[:2])
     with pytest.raises(ValueError, match="no row of 2 questions"):
         best_of_n.pick(config(tmp_path), best_of_n.PickConfig(sizes=[8], own=str(tmp_path / "own.jsonl")))
 
@@ -302,7 +302,7 @@ def test_bad_candidates_are_named(tmp_path, field, n, said):
     write_candidates(tmp_path / "c.jsonl")
     rows = rows_of(tmp_path / "c.jsonl")
     rows[1] |= field
-    best_of_n.write_lines(tmp_path / "c.jsonl", rows)
+    data.write_lines(tmp_path / "c.jsonl", rows)
     with pytest.raises(data.RecordError, match=said):
         candidates.load_candidates(tmp_path / "c.jsonl", n)
 
@@ -397,7 +397,7 @@ def write_picks(path, right, tokens=100, suffix=""):
             spent |= {"completion_tokens": tokens * (n > 1) * (1 + q % 3), "seconds": 0.1 * calls}
             rows.append({**about, "method": "knockout", **spent})
             rows.append({**about, "method": "random", **dict.fromkeys(spent, 0), "correct": right[0][q] == "1"})
-    best_of_n.write_lines(path, rows)
+    data.write_lines(path, rows)
     said = {"command": f"python best_of_n.py pick{suffix}", "commit": "c", "machine": "m", "versions": {}, "missing": {}}
     path.with_suffix(".json").write_text(json.dumps(said))
     return str(path)
@@ -427,7 +427,7 @@ def test_the_curves_and_the_gain(tmp_path, capsys):
 ])  # fmt: skip
 def test_picks_that_do_not_do(tmp_path, change, said):
     path = write_picks(tmp_path / "a.jsonl", ["10", "11"])
-    best_of_n.write_lines(Path(path), change(rows_of(path)))
+    data.write_lines(Path(path), change(rows_of(path)))
     with pytest.raises(ValueError, match=said):
         curves.main([str(tmp_path / "record"), f"stage 2={path}"])
 
