@@ -12,8 +12,8 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
+from analysis import ablation_page, coupling
 from analysis import ablation_tables as tables
-from analysis import coupling
 
 N = 60  # pairs, and questions
 
@@ -23,16 +23,21 @@ def folder(tmp_path, monkeypatch):
     """Results of two seeds: every run is right in all but 12 pairs of `full`, `mixed` in 15 fewer, in both orders."""
     monkeypatch.setattr(coupling, "RESAMPLES", 100)
     monkeypatch.setattr(tables, "FLIPS", 1000)
+    write_results(tmp_path, tables.wanted())
+    return tmp_path
+
+
+def write_results(folder, runs):
+    """What experiments/run.py would leave of these runs and two seeds."""
     for name in tables.EVALUATIONS:
         orders = ("12", "21") if name.startswith("judge") else (None,)
         items = [{"id": f"i{i:02}", "order": o, "suite": "ab"[i % 2], "cluster": f"c{i}"} for i in range(N) for o in orders]
         text = "".join(json.dumps(item) + "\n" for item in items)
-        (tmp_path / f"items_{name}.jsonl.gz").write_bytes(gzip.compress(text.encode()))
-    with (tmp_path / "results.jsonl").open("w") as lines:
-        for run in tables.wanted():
+        (folder / f"items_{name}.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    with (folder / "results.jsonl").open("w") as lines:
+        for run in runs:
             for seed in (0, 1) if run not in ("base", "taught") else (0,):
                 lines.write(json.dumps(result(run, seed)) + "\n")
-    return tmp_path
 
 
 def result(run, seed, weights="w"):
@@ -60,11 +65,12 @@ def test_tables_hold_the_papers_numbers_and_ours(folder, capsys):
     row = next(line for line in text.splitlines() if line.startswith("| mixed, one stage |"))
     assert "66.7 / 60.2 / 55.5" in row and "| 55.0 [" in row and "| +25.0 [" in row
     assert "| alpha_sp 0.2 | 68.0 / 69.0 | 80.0 [" in text, "Table 6's full row has the sweep's numbers"
-    assert "| mixed | Judge | +1.3 |" in text and "| holds |" in text
+    assert "| mixed, one stage | Judge | +1.3 | +25.0 [" in text and "| holds | 60 | - | - | - |" in text
+    assert "Hold at this scale: 2 of 19." in text and "- two stages over mixed, one stage (judge): +25.0 [" in text
+    assert "Cannot be decided: 17 of 19." in text and "Not run" not in text and "not all of the matrix" not in text.lower()
     made = json.loads((folder / "tables.json").read_text())
     assert (
-        made["numbers"]["two_stages"]["judge_test"]["seeds"] == [0.8, 0.8]
-        and made["numbers"]["base"]["judge_test"]["n"] == 2 * N
+        made["numbers"]["two_stages"]["judge_test"]["seeds"] == [0.8, 0.8] and made["numbers"]["base"]["judge_test"]["n"] == 2 * N
     )
     lead = made["full_minus"]["judge_test"]["mixed"]
     assert lead["points"] == pytest.approx(25) and lead["n"] == 4 * N and lead["clusters"] == N and lead["seeds"] == [25, 25]
@@ -81,6 +87,9 @@ def test_tables_hold_the_papers_numbers_and_ours(folder, capsys):
     [
         (lambda row: row if row["run"] != "no_criteria" else None, "lacks no_criteria"),
         (lambda row: row if (row["run"], row["seed"]) != ("mixed", 1) else None, "lacks mixed/seed1"),
+        (lambda row: row if (row["run"], row["seed"]) != ("two_stages", 1) else None, "lacks two_stages/seed1"),
+        (lambda row: row if row["run"] != "two_stages" else None, "lacks two_stages, which every row"),
+        (lambda row: row if row["run"] in ("base", "taught") else None, "lacks two_stages, which every row"),
         (lambda row: row | {"weights": "old"} if row["run"] == "mixed" else row, "different weights"),
         (
             lambda row: row | {"evaluations": row["evaluations"] | {"judge_ood": {"right": "1", "own": "1"}}},
@@ -101,9 +110,84 @@ def test_the_taught_base_may_be_absent_and_the_later_of_two_rows_counts(folder):
         newer["evaluations"]["judge_test"] = result("two_stages", 0)["evaluations"]["judge_test"]
         lines.write(json.dumps(newer | {"id": "mixed/seed0/later"}) + "\n")
     tables.main([str(folder)])
-    assert "| taught base, not spoiled | - | not there |" in (folder / "README.md").read_text()
+    assert "| taught base, not spoiled | - | not run |" in (folder / "README.md").read_text()
     lead = json.loads((folder / "tables.json").read_text())["full_minus"]["judge_test"]["mixed"]
     assert lead["seeds"] == [0, 25] and not tables.decided(lead), "a seed that disagrees leaves it undecided"
+
+
+def test_the_error_names_flags_that_make_what_is_there(folder):
+    rewrite(folder, lambda row: row if row["run"] not in ("mixed", "grpo_10") and "supervised" not in row["run"] else None)
+    with pytest.raises(SystemExit, match="lacks mixed, supervised_all, grpo_10") as error:
+        tables.main([str(folder)])
+    missing, whole = str(error.value).split(": --without ")[1].removesuffix(" (those are whole)").split(", or --tables ")
+    assert whole == "self_reference alpha_sp criteria"
+    tables.main([str(folder), "--tables", *whole.split()])
+    by_tables = (folder / "README.md").read_text()
+    tables.main([str(folder), "--without", *missing.split()])
+    by_rows = (folder / "README.md").read_text()
+    assert "Tables left out: Training strategy (Table 4); What the paper lacks; Data: GRPO" in by_tables
+    assert "Training strategy" not in by_tables.split("## Self-reference")[1] and "| no criteria |" in by_tables
+    assert "--tables self_reference alpha_sp criteria" in by_tables, "the command that made the page is on it"
+    assert "Not run: mixed, supervised_all" in by_rows and "| mixed, one stage | 66.7 / 60.2 / 55.5 | not run |" in by_rows
+    assert "| mixed, one stage | Judge | +1.3 | - | not run |" in by_rows
+    assert "Not run: two stages over mixed, one stage (judge); two stages over mixed, one stage (question)." in by_rows
+    claims = json.loads((folder / "summary.json").read_text())["headline"]
+    assert set(claims) == set(tables.CLAIMS) - {"two_stage_minus_mixed"}
+    assert (folder / "tables.tex").read_text().count(r"\begin{table}") == len(tables.TABLES) + 1
+
+
+@pytest.mark.parametrize("words, message", [
+    (["--without", "mixed"], "mixed: that is not among what is missing: no_criteria"),
+    (["--without", "no_criteria", "mixd"], "mixd: that is not among"),
+    (["--tables", "strategy", "--without", "no_criteria"], "that is not among what is missing: nothing"),
+])  # fmt: skip
+def test_what_is_there_cannot_be_left_out_by_name(folder, words, message):
+    rewrite(folder, lambda row: row if row["run"] != "no_criteria" else None)
+    with pytest.raises(SystemExit, match=message):
+        tables.main([str(folder), *words])
+
+
+def test_a_run_of_one_seed_is_compared_on_that_seed_and_decides_nothing(folder):
+    rewrite(folder, lambda row: row if (row["run"], row["seed"]) != ("mixed", 1) else None)
+    tables.main([str(folder), "--without", "mixed/seed1"])
+    made = json.loads((folder / "tables.json").read_text())
+    lead = made["full_minus"]["judge_test"]["mixed"]
+    assert lead["n"] == 2 * N and lead["seeds"] == [25] and lead["seeds_to_decide"] is None and lead["p_holm"] < 0.05
+    [line] = [one for one in made["orderings"] if (one["run"], one["evaluation"]) == ("mixed", "judge_test")]
+    assert line["verdict"] == "cannot be decided"
+    assert "two stages over mixed, one stage (judge): +25.0" in (folder / "README.md").read_text()
+    assert "a single seed decides nothing" in (folder / "README.md").read_text()
+
+
+def test_seeds_without_a_common_one_are_an_error(folder):
+    rewrite(folder, lambda row: row if (row["run"], row["seed"]) not in (("mixed", 1), ("two_stages", 0)) else None)
+    with pytest.raises(SystemExit, match="has mixed and two_stages on no common seed"):
+        tables.main([str(folder), "--without", "mixed/seed1", "two_stages/seed0"])
+
+
+def test_claims_go_to_the_headlines(folder, monkeypatch):
+    claimed = {}
+    monkeypatch.setattr("analysis.headline.update", claimed.update)
+    tables.main([str(folder)])
+    assert not claimed
+    tables.main([str(folder), "--tables", "self_reference", "--claim"])
+    assert set(claimed) == {"full_minus_no_self_reference", "full_minus_no_r_sp"}
+
+
+OPEN = {"seeds": [2.0, 1.0], "p_holm": 0.2, "clusters": 100, "questions_to_decide": 5000, "questions_for_the_papers": 400}
+
+
+@pytest.mark.parametrize("change, parts", [
+    ({}, ["may be noise; ours would take 5,000 questions, the paper's 400 (here 100)"]),
+    ({"seeds": [1.0]}, ["a single seed decides nothing"]),
+    ({"p_holm": 0.01, "seeds": [1.0, -1.0]}, ["the seeds do not all agree"]),
+    ({"questions_to_decide": None}, ["no n decides a difference of 0, the paper's 400"]),
+    ({"questions_for_the_papers": 90}, ["the paper's 90 (here 100); so one as large as the paper's should have shown"]),
+    ({"seeds_to_decide": 12}, ["by their spread, 12 seeds (here 2)"]),
+])  # fmt: skip
+def test_why_an_ordering_stays_open(change, parts):
+    said = ablation_page.why_open({"seeds_to_decide": None} | OPEN | change)
+    assert all(part in said for part in parts), said
 
 
 @pytest.mark.parametrize("ps, reason", [
@@ -148,6 +232,7 @@ def test_a_lead_turns_round_with_the_two(steps):
     ({"p_holm": 0.01, "seeds": [-1.0, -2.0]}, -1, "both against"),
     ({"p_holm": 0.06, "seeds": [1.0, 2.0]}, 0, "p"),
     ({"p_holm": 0.01, "seeds": [1.0, -0.1]}, 0, "a seed disagrees"),
+    ({"p_holm": 0.01, "seeds": [1.0]}, 0, "one seed cannot disagree"),
     ({"p_holm": 0.01, "seeds": [1.0, 0.0]}, 0, "a seed shows nothing"),
     ({"p_holm": 0.01, "seeds": [0.0, 0.0]}, 0, "no difference"),
 ])  # fmt: skip

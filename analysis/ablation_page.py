@@ -1,0 +1,173 @@
+"""Which rows the ablation tables have, and the tables and findings as text: Markdown and LaTeX.
+
+analysis/ablation_tables.py makes the numbers.
+"""
+
+from analysis.best_of_n import percent
+
+EVALUATIONS = {"judge_test": "Judge", "question_test": "Question", "judge_ood": "Judge, OOD", "question_ood": "Question, OOD"}
+FULL = "two_stages"
+TABLES = {  # name -> (title, {run: label}); the paper's numbers are looked up by run
+    "strategy": ("Training strategy (Table 4)", {
+        "base": "base", "stage1": "stage 1", "stage1_extended": "stage 1, as many steps as both", "stage2_only": "stage 2 only",
+        "mixed": "mixed, one stage", FULL: "two stages", "reverse": "stage 2, then stage 1",
+    }),
+    "self_reference": ("Self-reference (Table 5)", {
+        FULL: "full", "no_self_reference": "no self-reference", "no_r_sp": "no r_sp",
+    }),
+    "alpha_sp": ("Weight of the self-prediction reward (Table 6)", {
+        "alpha_sp_0.1": "alpha_sp 0.1", FULL: "alpha_sp 0.2", "alpha_sp_0.3": "alpha_sp 0.3", "alpha_sp_0.4": "alpha_sp 0.4",
+    }),
+    "criteria": ("Criteria in the prompt (Table 7)", {FULL: "four criteria", "no_criteria": "no criteria"}),
+    "lacks": ("What the paper lacks", {
+        FULL: "full", "taught": "taught base, not spoiled", "judgement_only": "reward for the judgement only",
+        "format_presence": "format: presence", "scale_none": "scale_rewards none", "scale_batch": "scale_rewards batch",
+        "supervised_all": "supervised judge, every pair of the file",
+    }),
+    "data": ("Data: GRPO and the supervised judge, by share of the pairs read", {
+        "grpo_10": "GRPO, 10%", "grpo_25": "GRPO, 25%", "grpo_50": "GRPO, 50%", "grpo_75": "GRPO, 75%", FULL: "GRPO, 100%",
+        "supervised_10": "supervised, 10%", "supervised_25": "supervised, 25%", "supervised_50": "supervised, 50%",
+        "supervised_75": "supervised, 75%", "supervised_100": "supervised, 100%",
+    }),
+}  # fmt: skip
+OPTIONAL = {"taught"}  # its weights are only where physworld/make_base.py has run
+PAPER_ROWS = {  # run -> the paper's row of "ablations" in paper_numbers.json
+    "base": "base", "stage1": "stage 1, 80 steps", "stage1_extended": "stage 1, 380 steps", "stage2_only": "stage 2 only",
+    "mixed": "mixed, one stage", FULL: "two stages", "no_self_reference": "no self-reference", "no_r_sp": "no r_sp",
+    "no_criteria": "no criteria in the prompt",
+}  # fmt: skip
+LABELS = {run: label for _, rows in TABLES.values() for run, label in rows.items()}
+HOLDS, REVERSED, OPEN, ABSENT = "holds", "does not hold", "cannot be decided", "not run"  # the words of an ordering
+
+
+def points(entry):
+    """A difference as a cell, with Holm's p and the range over seeds."""
+    p = f"p {entry['p_holm']:.3f}" if entry["p_holm"] >= 0.001 else "p <.001"
+    seeds = entry["seeds"]
+    spread = f"seeds {min(seeds):+.1f} to {max(seeds):+.1f}" if len(seeds) > 1 else "one seed"
+    return f"{entry['points']:+.1f} [{entry['low']:+.1f}, {entry['high']:+.1f}], {p}, {spread}"
+
+
+def paper_cell(run, label, paper):
+    """The paper's numbers of a run: PhyCritic-Bench / CosmosReason1-Bench / VL-RewardBench; of alpha_sp overall / macro."""
+    if label.startswith("alpha_sp "):
+        numbers = paper["alpha_sp"][label.removeprefix("alpha_sp ")]
+    else:
+        numbers = paper["ablations"].get(PAPER_ROWS.get(run), [])
+    return " / ".join(f"{number:.1f}" for number in numbers) or "-"
+
+
+def table(rows, numbers, compared, paper):
+    """Cells of a table, its header first: ours in percent, the full method's lead over each row in points."""
+    cells = [["", "Paper", *EVALUATIONS.values(), "Judge, macro", "Seeds", "Full minus this, judge"]]
+    for run, label in rows.items():
+        if run in numbers:
+            mine = [percent(numbers[run][name]) for name in EVALUATIONS] + [percent(numbers[run]["judge_test"]["macro"])]
+            lead = points(compared["judge_test"][run]) if run != FULL else "-"
+            cells.append([label, paper_cell(run, label, paper), *mine, str(len(numbers[run]["judge_test"]["seeds"])), lead])
+        else:
+            cells.append([label, paper_cell(run, label, paper), *[ABSENT] * (len(EVALUATIONS) + 3)])
+    return cells
+
+
+def count(n):
+    """A number that power analysis gives as a cell: None where none would do, or none can be told."""
+    return "-" if n is None else f"{n:,}"
+
+
+def ordering_table(lines):
+    """Cells of the table of the paper's orderings."""
+    head = ["Full method against", "on", "Paper, points", "Ours, points", "Ordering"]
+    cells = [[*head, "questions", "n for our difference", "n for the paper's", "seeds for ours"]]
+    for line in lines:
+        theirs = [LABELS[line["run"]], EVALUATIONS[line["evaluation"]], f"{line['paper']:+.1f}"]
+        ours, needed = ["-", ABSENT], ["-"] * 4
+        if line["verdict"] != ABSENT:
+            ours, needed[0] = [points(line), line["verdict"]], f"{line['clusters']:,}"
+        if line["verdict"] == OPEN:
+            needed[1:] = map(count, (line["questions_to_decide"], line["questions_for_the_papers"], line["seeds_to_decide"]))
+        cells.append([*theirs, *ours, *needed])
+    return cells
+
+
+def findings(lines):
+    """Lines of Markdown that say which of the paper's orderings hold here, which do not, and which stay open and why."""
+    text, titles = [], {HOLDS: "Hold at this scale", REVERSED: "Do not hold (the opposite is shown)", OPEN: "Cannot be decided"}
+    for verdict, title in titles.items():
+        said = [line for line in lines if line["verdict"] == verdict]
+        text += [f"{title}: {len(said)} of {len(lines)}.", ""]
+        for line in said:
+            why = f"; {why_open(line)}" if verdict == OPEN else ""
+            text.append(f"- {name_of(line)}: {points(line)} (paper {line['paper']:+.1f}){why}")
+        text += [""] if said else []
+    absent = [name_of(line) for line in lines if line["verdict"] == ABSENT]
+    return text + ([f"Not run: {'; '.join(absent)}.", ""] if absent else [])
+
+
+def name_of(line):
+    """An ordering in words.
+
+    >>> name_of({"run": "mixed", "evaluation": "judge_test"})
+    'two stages over mixed, one stage (judge)'
+    """
+    full = "alpha_sp 0.2" if line["run"].startswith("alpha_sp") else "two stages"
+    return f"{full} over {LABELS[line['run']]} ({EVALUATIONS[line['evaluation']].lower()})"
+
+
+def why_open(line):
+    """Why an ordering is undecided, and the n that would decide it."""
+    if len(line["seeds"]) == 1:
+        reason = "a single seed decides nothing"
+    elif line["p_holm"] < 0.05:
+        reason = "the seeds do not all agree"
+    else:
+        reason = "may be noise"
+    there, ours, theirs = line["clusters"], line["questions_to_decide"], line["questions_for_the_papers"]
+    lead = "no n decides a difference of 0" if ours is None else f"ours would take {ours:,} questions"
+    needs = f"{lead}, the paper's {theirs:,} (here {there:,})"
+    if line["seeds_to_decide"]:
+        needs += f"; by their spread, {line['seeds_to_decide']:,} seeds (here {len(line['seeds'])})"
+    shown = "; so one as large as the paper's should have shown" if theirs <= there and len(line["seeds"]) > 1 else ""
+    return f"{reason}; {needs}{shown}"
+
+
+def markdown(cells):
+    """Cells as lines of Markdown."""
+    head, *rows = ["| " + " | ".join(row) + " |" for row in cells]
+    return [head, "|---" * len(cells[0]) + "|", *rows]
+
+
+def latex(title, cells):
+    r"""Cells as lines of LaTeX (package booktabs).
+
+    >>> latex("A_b", [["x", "y"], ["5%", "1"]])[1]
+    '\\begin{table}\\caption{A\\_b}\\begin{tabular}{ll}\\toprule'
+    """
+    safe = [[cell.translate({ord(c): f"\\{c}" for c in "%&_#"}).replace("<", "$<$") for cell in row] for row in [[title], *cells]]
+    head, *rows = [" & ".join(row) + r" \\" for row in safe[1:]]
+    opening = rf"\begin{{table}}\caption{{{safe[0][0]}}}\begin{{tabular}}{{{'l' * len(cells[0])}}}\toprule"
+    return ["", opening, head, r"\midrule", *rows, r"\bottomrule\end{tabular}\end{table}"]
+
+
+def readme(everything, results, paper):
+    """The record's page: how it was made, what the orderings say, then every table."""
+    commits = sorted({str(row["commit"]) for row in results})
+    lines = [
+        "# Ablation tables", "",
+        f"Seeds {everything['seeds']}; {everything['n']} judgements a seed on the test split (both orders of each pair); greedy "
+        "decoding. Percent with 95% intervals that resample questions, seeds pooled; differences in points, paired by item and "
+        "seed; p by flipping the signs of whole questions, Holm-corrected over all rows shown. OOD: other gravity, friction, "
+        "sizes, colours, shapes.", "",
+        *([f"**Not all of the matrix is here.** {everything['left_out']}", ""] if everything["left_out"] else []),
+        "The paper's numbers (7B): PhyCritic-Bench / CosmosReason1-Bench / VL-RewardBench, of alpha_sp PhyCritic-Bench "
+        f"overall / macro; {paper['source']}. An ordering is decided where Holm's p is below 5% and two seeds or more are all on "
+        "the same side; else the n that would decide it is given (questions, at 80% power and 5% over all rows; the n of seeds "
+        "rests on the spread of only a few).", "",
+        f"Commands: `python experiments/run.py experiments/tables.yaml`; `{everything['command']}`. "
+        f"Machine: {results[-1]['machine']}; versions: {results[-1]['versions']}; "
+        f"{'commit' if len(commits) == 1 else 'SEVERAL commits'}: {', '.join(commits)}.", "",
+        "## Which of the paper's orderings hold", "", *everything["findings"],
+    ]  # fmt: skip
+    for title, cells in everything["tables"].items():
+        lines += [f"## {title}", "", *markdown(cells), ""]
+    return lines[:-1]

@@ -1,0 +1,115 @@
+"""Make and execute the notebooks: analysis/*.ipynb from their sources, analysis/*_notebook.py (jupytext, percent format).
+
+    python -m analysis.notebooks                                                       all of them, a minute
+    python -m analysis.notebooks analysis/ablation_notebook.py --out runs/notebooks    one, into another folder
+
+Edit the source, never the .ipynb. The kernel is this very Python; no kernelspec is installed and none of the user's is used.
+A notebook is written only when all of its cells ran. What would differ from run to run or name this machine (ids, times,
+paths) is not written: a path in an output is an error. Each notebook says at its top which folders it reads, and by which
+environment variables it reads others.
+"""
+
+import argparse
+import base64
+import os
+import platform
+import sys
+import tempfile
+from io import BytesIO
+from pathlib import Path
+
+import jupytext
+import nbformat
+from jupyter_client.kernelspec import KernelSpecManager
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from PIL import Image
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = sorted((ROOT / "analysis").glob("*_notebook.py"))
+METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}, "language_info": {"name": "python"},
+}  # fmt: skip
+LARGEST = 200_000  # bytes of an .ipynb: two of them, and the figures stay small
+
+
+def read_source(path):
+    """The notebook that a source makes, not executed; cells are numbered, as random ids would change with every run."""
+    notebook = jupytext.read(path, fmt="py:percent")
+    notebook.metadata = nbformat.from_dict(METADATA)
+    for number, cell in enumerate(notebook.cells):
+        cell["id"] = f"cell-{number}"
+    return notebook
+
+
+def execute(notebook, environment=None, timeout=300):
+    """Run all cells in the repository's root, in place; raises CellExecutionError on the first that fails.
+
+    `environment`: variables on top of this process's. `timeout`: seconds a cell.
+    """
+    client = NotebookClient(
+        notebook, kernel_name="python3", timeout=timeout, record_timing=False, resources={"metadata": {"path": str(ROOT)}}
+    )
+    with tempfile.TemporaryDirectory() as folder:  # the kernel's sockets, and IPython's history
+        manager = client.create_kernel_manager()
+        manager.kernel_spec_manager = KernelSpecManager(kernel_dirs=[])  # ipykernel's own: sys.executable
+        manager.transport, manager.connection_file = "ipc", f"{folder}/kernel.json"
+        client.execute(env=os.environ | {"IPYTHONDIR": folder} | (environment or {}))
+    notebook.metadata = nbformat.from_dict(METADATA)  # the kernel has put its version there
+    return notebook
+
+
+def shrink(notebook):
+    """Put every PNG of the outputs in 128 colours: curves and dots look the same, and take half of the bytes."""
+    for output in [output for cell in notebook.cells for output in cell.get("outputs", [])]:
+        if "image/png" in output.get("data", {}):
+            small = BytesIO()
+            image = Image.open(BytesIO(base64.b64decode(output["data"]["image/png"])))
+            image.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(small, "png", optimize=True)
+            output["data"]["image/png"] = base64.b64encode(small.getvalue()).decode()
+
+
+def check(notebook, name):
+    """Raise ValueError where an output is a warning, or names this machine, its user or a folder outside the repository."""
+    private = {word for word in (str(ROOT), str(Path.home()), tempfile.gettempdir(), platform.node()) if len(word) > 3}
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            shown = output.get("text", "") + str({k: v for k, v in output.get("data", {}).items() if k != "image/png"})
+            if output.output_type == "stream" and output.name == "stderr":
+                raise ValueError(f"{name}, {cell['id']}: warns: {shown[:300]}")
+            found = sorted(word for word in private if word in shown)
+            if found:
+                raise ValueError(f"{name}, {cell['id']}: the output holds {found}, which is this machine's alone")
+    size = len(nbformat.writes(notebook).encode())
+    if size > LARGEST:
+        raise ValueError(f"{name}: {size:,} bytes, at most {LARGEST:,}: make its figures smaller")
+
+
+def make(source, out, environment=None):
+    """Make and execute the notebook of a source; returns the path of the .ipynb in `out`, written whole or not at all."""
+    path = Path(out) / f"{Path(source).stem}.ipynb"
+    notebook = execute(read_source(source), environment)
+    shrink(notebook)
+    check(notebook, path.name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
+    temporary.replace(path)
+    return path
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser.add_argument("sources", nargs="*", type=Path, default=SOURCES, help="instead of every analysis/*_notebook.py")
+    parser.add_argument("--out", type=Path, default=ROOT / "analysis", help="folder of the .ipynb")
+    args = parser.parse_args(argv)
+    for source in tqdm(args.sources, desc="notebooks", disable=not sys.stderr.isatty()):
+        try:
+            print(os.path.relpath(make(source, args.out)))
+        except (CellExecutionError, ValueError) as error:
+            raise SystemExit(f"notebooks: {source.name}: {error}") from error
+
+
+if __name__ == "__main__":
+    main()
