@@ -6,6 +6,7 @@ nothing is dropped in silence.
 """
 
 import json
+import math
 from array import array
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import rewards
 
 TEXT_FIELDS = {"id": str, "suite": str, "question": str, "answer": str}
 MEDIA = ("frames", "video", "videos")
+FPS = 2.0  # frames that a record lists without `times` count as so many a second
 PAIR_FIELDS = {"response_1": str, "response_2": str, "source_1": str, "source_2": str}
 
 
@@ -83,6 +85,7 @@ def check_record(record, where, pair=False, answered=True):
             raise RecordError(f"{where}: field '{field}' must be a list of paths, got {paths!r}")
     if video is not None and not isinstance(video, str):
         raise RecordError(f"{where}: field 'video' must be a path, got {video!r}")
+    check_times(record, where)
     if all(record.get(field) is None for field in MEDIA):
         raise RecordError(f"{where}: needs 'frames' (a list of image paths, may be empty), 'video' (a path) or 'videos'")
     if pair and (type(record.get("preference")) is not int or record["preference"] not in (1, 2)):
@@ -93,6 +96,17 @@ def check_record(record, where, pair=False, answered=True):
         rewards.check_answer(record["answer"], options)
     except ValueError as error:
         raise RecordError(f"{where}: field 'answer': {error}") from error
+
+
+def check_times(record, where):
+    """Raise RecordError unless `times`, where a record has them, are rising numbers of seconds, one for each of its frames."""
+    times = record.get("times")
+    if times is None:
+        return
+    numbers = isinstance(times, list) and all(type(time) in (int, float) and math.isfinite(time) for time in times)
+    rising = numbers and all(before < after for before, after in zip(times, times[1:]))
+    if not rising or len(times) != len(record.get("frames") or []):
+        raise RecordError(f"{where}: field 'times' must be rising seconds, one for each of 'frames', got {times!r}")
 
 
 def with_paths(record, folder, where=None):
@@ -163,10 +177,16 @@ def load_records(path, pair=False, limit=None):
 
 
 def open_frames(record, max_frames=8):
-    """The record's frames as RGB PIL images in time order; of a video, up to `max_frames` evenly spaced ones.
+    """The record's frames as RGB PIL images in time order; of `videos`, one after the other (see open_clips)."""
+    return [image for clip in open_clips(record, max_frames) for image in clip["frames"]]
 
-    Of `videos`, one after the other, each gets its share of `max_frames`. `span` names the first and the last frame of a
-    video that count, from 0.
+
+def open_clips(record, max_frames=8):
+    """The record's clips, each {"frames": RGB PIL images in time order, "seconds": floats, when each is shown}.
+
+    `frames` are one clip; without the record's `times` they count as FPS a second. Of a video up to `max_frames` evenly
+    spaced frames are taken, and seconds count from the file's first frame; `videos` are a clip each, with its share of
+    `max_frames`. `span` names the first and the last frame of a video that count, from 0.
     """
     images = []
     for frame in record.get("frames") or []:
@@ -175,11 +195,11 @@ def open_frames(record, max_frames=8):
                 images.append(image.convert("RGB"))
         except (OSError, SyntaxError) as error:  # a cut file's own message names no file
             raise RecordError(f"{frame}: cannot be opened as an image ({error}); copy it again, or leave its rows out") from error
-    if not images:
-        videos = record.get("videos") or [record["video"]] if record.get("video") or record.get("videos") else []
-        for path in videos:
-            images += video_frames(path, max(max_frames // len(videos), 1), record.get("span"))
-    return [enlarge(image) for image in images]
+    if images:
+        seconds = record.get("times") or [place / FPS for place in range(len(images))]
+        return [{"frames": [enlarge(image) for image in images], "seconds": [float(time) for time in seconds]}]
+    videos = record.get("videos") or [record["video"]] if record.get("video") or record.get("videos") else []
+    return [read_clip(path, max(max_frames // len(videos), 1), record.get("span")) for path in videos]
 
 
 def enlarge(image, least=28):
@@ -194,35 +214,53 @@ def enlarge(image, least=28):
     return image.resize([max(least, round(side * scale)) for side in image.size], Image.Resampling.BICUBIC)
 
 
-def video_frames(path, count, span=None):
-    """`count` evenly spaced frames of a video (video.frames), first and last included; all of them where there are fewer."""
+def shrink(image, most):
+    """The image with at most so many pixels, its shape kept; as it is where `most` is None.
+
+    >>> shrink(Image.new("RGB", (40, 20)), 200).size, shrink(Image.new("RGB", (40, 20)), 800).size
+    ((20, 10), (40, 20))
+    """
+    scale = (most / (image.width * image.height)) ** 0.5 if most else 1
+    return image.resize([max(1, int(side * scale)) for side in image.size], Image.Resampling.BICUBIC) if scale < 1 else image
+
+
+def read_clip(path, count, span=None):
+    """A clip of `count` evenly spaced frames of a video (video.frames), first and last included; of all where there are fewer."""
     import video
 
-    return video.frames(path, count=count, max_frames=count, span=span)[0]
+    images, seconds = video.frames(path, count=count, max_frames=count, span=span)
+    return {"frames": [enlarge(image) for image in images], "seconds": seconds}
 
 
-def record_prompt(record, n_frames, variant="self_ref"):
+def record_prompt(record, n_frames, variant="self_ref", n_videos=0):
     """Chat messages of a record: the critic's where it holds two responses, else the question's."""
     if record.get("preference") is None:
-        return prompts.question_prompt(record["question"], record.get("options"), n_frames)
+        return prompts.question_prompt(record["question"], record.get("options"), n_frames, n_videos)
     return prompts.critic_prompt(
-        record["question"], record["response_1"], record["response_2"], record.get("options"), n_frames, variant
+        record["question"], record["response_1"], record["response_2"], record.get("options"), n_frames, variant, n_videos
     )
 
 
-def training_dataset(records, variant="self_ref", max_frames=8):
+def training_dataset(records, variant="self_ref", max_frames=8, video_input="frames"):
     """A datasets.Dataset for TRL's GRPOTrainer: columns prompt, images, answer, options, preference, self_reference, id.
 
-    Frames are opened and prompts built when a row is read, so memory does not grow with the data set.
+    Frames are opened and prompts built when a row is read, so memory does not grow with the data set. With `video_input`
+    "native" a column `videos` stands in place of `images`: a row's clips (open_clips), one video place in the prompt for each
+    (native_video.py).
     """
     lines = datasets.Dataset.from_dict({"record": [json.dumps(record) for record in records]})
 
     def build(batch):
         rows = [json.loads(line) for line in batch["record"]]
-        images = [open_frames(row, max_frames) for row in rows]
+        if video_input == "native":
+            shown = [open_clips(row, max_frames) for row in rows]
+            asked = [record_prompt(row, 0, variant, len(clips)) for row, clips in zip(rows, shown)]
+        else:
+            shown = [open_frames(row, max_frames) for row in rows]
+            asked = [record_prompt(row, len(images), variant) for row, images in zip(rows, shown)]
         return {
-            "prompt": [record_prompt(row, len(i), variant) for row, i in zip(rows, images)],
-            "images": images,
+            "prompt": asked,
+            "videos" if video_input == "native" else "images": shown,
             "answer": [row["answer"] for row in rows],
             "options": [row.get("options") for row in rows],
             "preference": [row.get("preference") for row in rows],

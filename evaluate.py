@@ -73,6 +73,9 @@ class EvaluateConfig:
     batch_size: int = field(default=64, metadata={"help": "completions made at once"})
     max_new_tokens: int = field(default=512, metadata={"help": "tokens a completion may have; a 7B model needs 2048"})
     max_frames: int = field(default=8, metadata={"help": "frames taken of a video"})
+    video_input: Literal["frames", "native"] = field(
+        default="frames", metadata={"help": "show a clip as images or as a video, as the model was trained (native_video.py)"}
+    )
     temperature: float = field(default=0.0, metadata={"help": "0 is greedy"})
     top_p: float = field(default=1.0, metadata={"help": "share of probability that is sampled from"})
     seed: int = field(default=0, metadata={"help": "seed of the sampling; without effect at temperature 0"})
@@ -120,14 +123,14 @@ def load_tasks(config, path=None):
     return Tasks(records, ("12", "21") if judge else (None,), config.limit)
 
 
-def task_prompt(record, order, n_frames, variant, template=None):
+def task_prompt(record, order, n_frames, variant, template=None, n_videos=0):
     """Chat messages of a task; order "21" shows the record's response_2 first. `template` replaces our prompt."""
     shown = [record["response_" + number] for number in order or ""]
     if template is not None:
         return judges.own_messages(template, record["question"], record.get("options"), n_frames, *shown)
     if order is None:
-        return prompts.question_prompt(record["question"], record.get("options"), n_frames)
-    return prompts.critic_prompt(record["question"], *shown, record.get("options"), n_frames, variant)
+        return prompts.question_prompt(record["question"], record.get("options"), n_frames, n_videos)
+    return prompts.critic_prompt(record["question"], *shown, record.get("options"), n_frames, variant, n_videos)
 
 
 def read_answer(record, text, own_reading=False):
@@ -232,6 +235,11 @@ def open_judge(config):
     if config.base_url:
         return judges.served(config)
     model, processor = load_model(config.model)
+    if config.video_input == "native":
+        import native_video
+
+        native_video.check(processor)
+        native_video.text_after_videos(model)
     return lambda tasks, asked, images, seed: complete(
         model, processor, asked, images, config.max_new_tokens, config.temperature, seed, config.top_p
     )
@@ -248,10 +256,12 @@ def write_missing(config, tasks, rows, stream):
     template = Path(config.prompt_file).read_text(encoding="utf-8") if config.prompt_file else None
     answer, left = open_judge(config) if starts else None, sum(len(tasks.keys[i : i + size]) for i in starts)
     bar = tqdm(total=len(tasks), initial=len(tasks) - left, unit="row", desc=Path(config.out).stem)
+    native = config.video_input == "native"
     for start in starts:
         batch = [tasks[i] for i in range(start, min(start + size, len(tasks)))]
-        frames = [data.open_frames(record, config.max_frames) for record, _ in batch]
-        asked = [task_prompt(*task, len(shown), config.prompt, template) for task, shown in zip(batch, frames)]
+        frames = [(data.open_clips if native else data.open_frames)(record, config.max_frames) for record, _ in batch]
+        counts = [(0, len(shown)) if native else (len(shown), 0) for shown in frames]  # images, videos
+        asked = [task_prompt(*task, n, config.prompt, template, videos) for task, (n, videos) in zip(batch, counts)]
         seed = int(sha(config.seed, batch[0][0]["id"], batch[0][1]), 16)
         for task, completion, prompt in zip(batch, answer(batch, asked, frames, seed), asked):
             if not hasattr(completion, "text"):
@@ -289,6 +299,8 @@ def evaluate(config):
             raise SystemExit(f"--{name} must be at least 1, got {getattr(config, name)}")
     if config.verifier and config.mode != "judge" or config.source and not config.dataset:
         raise SystemExit("--verifier needs --mode judge, and --source needs --dataset (a local path or hub id)")
+    if config.video_input == "native" and (config.base_url or config.verifier or config.prompt_file):
+        raise SystemExit("--video_input native is for a model in this process and our own prompts: use --video_input frames")
     if config.dataset is None:
         from physworld import dataset
 
@@ -300,6 +312,8 @@ def evaluate(config):
     settings = asdict(config) | {"weights": content_sha(config.model), "records": content_sha(path)}
     settings["prompt_file"] = config.prompt_file and content_sha(config.prompt_file)
     del settings["out"], settings["allow_rejected"]
+    if config.video_input == "frames":
+        del settings["video_input"]  # as in results of before there was a choice
     tasks, failed = load_tasks(config, path), Counter()
     stream, rows = open_rows(out.with_suffix(".jsonl"), out, settings)
     result = read_result(out)

@@ -56,18 +56,29 @@ def generation_settings(model, tokenizer, max_new_tokens, temperature, top_p):
 def complete(model, processor, prompts, images, max_new_tokens, temperature=0.0, seed=0, top_p=1.0):
     """One Completion per prompt, made in one batch.
 
-    `prompts` are chat messages with {"type": "image"} places; `images` a list of PIL images for each (may be empty).
+    `prompts` are chat messages with {"type": "image"} places; `images` a list of PIL images for each (may be empty), or
+    with {"type": "video"} places and a list of clips (data.open_clips) for each.
     Temperature 0 is greedy. Above 0 the draw depends on `seed` and the batch alone; the global generator is left as
     it was. Raises ValueError where places and images differ in number.
     """
     for prompt, shown in zip(prompts, images, strict=True):
-        places = sum(block["type"] == "image" for m in prompt if not isinstance(m["content"], str) for block in m["content"])
+        blocks = [block["type"] for m in prompt if not isinstance(m["content"], str) for block in m["content"]]
+        places = sum(kind in ("image", "video") for kind in blocks)
         if places != len(shown):
             raise ValueError(f"a prompt has {places} image places and {len(shown)} images")
-    texts = processor.apply_chat_template(prompts, add_generation_prompt=True, tokenize=False)
-    inputs = processor(
-        text=texts, images=[i for i in images if i] or None, padding=True, padding_side="left", return_tensors="pt"
-    ).to(model.device, model.dtype)  # input_ids: (B, P)
+    if any(isinstance(one, dict) for shown in images for one in shown):
+        import native_video
+
+        made = native_video.model_inputs(processor, prompts, images)
+    else:
+        texts = processor.apply_chat_template(prompts, add_generation_prompt=True, tokenize=False)
+        made = processor(
+            text=texts, images=[i for i in images if i] or None, padding=True, padding_side="left", return_tensors="pt"
+        )
+    seconds = made.get("second_per_grid_ts")
+    inputs = made.to(model.device, model.dtype)  # input_ids: (B, P)
+    if seconds is not None:
+        inputs["second_per_grid_ts"] = seconds.to(model.device)  # half precision would move positions
     own = model.generation_config
     settings = generation_settings(model, processor.tokenizer, max_new_tokens, temperature, top_p)
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):

@@ -7,6 +7,7 @@
 """
 
 import dataclasses
+import importlib
 import json
 import os
 import shlex
@@ -22,8 +23,9 @@ import torch
 import yaml
 from accelerate.utils import is_peft_model
 from transformers import AutoProcessor
-from transformers.utils import strtobool
+from transformers.utils import is_bitsandbytes_available, is_flash_attn_2_available, strtobool
 from trl import GRPOConfig, ModelConfig, TrlParser, get_peft_config, get_quantization_config
+from trl.import_utils import is_vllm_available
 from trl.trainer.utils import create_model_from_path
 
 ROOT = Path(__file__).resolve().parent
@@ -49,6 +51,13 @@ class DataArguments:
     max_frames: int = field(default=8, metadata={"help": "Frames taken from a clip given as a video, evenly spaced."})
     max_pixels: int | None = field(
         default=None, metadata={"help": "Larger frames are scaled down to this many pixels; left out: the model's own."}
+    )
+    video_input: Literal["frames", "native"] = field(
+        default="frames",
+        metadata={
+            "help": "A clip as a list of images, or as a video with its times (native; Qwen-VL family): two frames cost as many "
+            "visual tokens as one image."
+        },
     )
 
 
@@ -96,6 +105,8 @@ class CriticGRPOConfig(GRPOConfig):
 
     def __post_init__(self):
         fit_machine(self)
+        if self.use_vllm and self.generation_rows is not None:
+            self.notes.append("generation_rows does not apply to vLLM, which bounds its own memory")
         if self.prompts_per_step is not None:
             processes = int(os.environ.get("WORLD_SIZE", "1"))
             self.gradient_accumulation_steps = accumulation_steps(
@@ -118,6 +129,7 @@ def fit_machine(args):
         if args.bf16 is not False or args.fp16:
             args.notes.append("no accelerator: bf16 and fp16 are off, the weights are float32")
         args.bf16 = args.fp16 = args.dataloader_pin_memory = False
+        args.use_cpu = True  # else several processes without an accelerator would each be the only one
 
 
 def accumulation_steps(prompts_per_step, num_generations, per_device, processes):
@@ -207,6 +219,7 @@ def start_model(start, args, model_args, max_pixels=None):
     """
     for note in args.notes:
         log(note)
+    check_packages(args, model_args)
     if start is None:
         raise ValueError("no model to start from: give --model_name_or_path, or set it in the YAML")
     start = local_path(start)
@@ -217,7 +230,7 @@ def start_model(start, args, model_args, max_pixels=None):
                 merge_adapter(start, merged, model_args)
         start = str(merged)
     revision = "main" if Path(start).is_dir() else model_args.model_revision
-    kwargs = {"dtype": model_args.dtype, "attn_implementation": model_args.attn_implementation, "revision": revision}
+    kwargs = {"dtype": model_args.dtype, "attn_implementation": attention(args, model_args), "revision": revision}
     args.model_init_kwargs = kwargs | (args.model_init_kwargs or {})
     processor = AutoProcessor.from_pretrained(start, padding_side="left", truncation_side="left", revision=revision)
     if max_pixels is not None:
@@ -229,6 +242,45 @@ def start_model(start, args, model_args, max_pixels=None):
         "quantization_config": get_quantization_config(model_args),
         "peft_config": get_peft_config(model_args),
     }
+
+
+def check_packages(args, model_args):
+    """ValueError where the arguments ask for a package that is not installed: before the model is loaded, with the remedy."""
+    if (model_args.load_in_4bit or model_args.load_in_8bit) and not is_bitsandbytes_available():
+        raise ValueError(
+            "load_in_4bit and load_in_8bit need bitsandbytes, which is not installed: pip install bitsandbytes "
+            "(requirements-gpu.txt; a GPU box), or leave them out and train LoRA on bf16 weights (--dtype bfloat16)"
+        )
+    if getattr(args, "use_vllm", False) and not is_vllm_available():
+        raise ValueError(
+            "use_vllm needs vllm, in the server mode too, and it is not installed. It cannot share the environment of "
+            "requirements.txt: make one of its own from requirements-vllm.txt, or leave use_vllm out"
+        )
+
+
+def attention(args, model_args):
+    """attn_implementation as asked; left out, flash_attention_2 where flash-attn can be imported and the model computes in
+    half precision on an accelerator, sdpa otherwise. The log says which."""
+    if model_args.attn_implementation is not None:
+        return model_args.attn_implementation
+    half = args.bf16 or args.fp16 or model_args.dtype in ("bfloat16", "float16")
+    if args.use_cpu or not torch.accelerator.is_available() or not half:
+        chosen, why = "sdpa", "flash-attn computes in half precision on an accelerator only"
+    elif is_flash_attn_2_available() and importable("flash_attn"):
+        chosen, why = "flash_attention_2", "flash-attn is installed"
+    else:
+        chosen, why = "sdpa", "flash-attn cannot be imported"
+    log(f"attention: {chosen} ({why}); --attn_implementation asks for another")
+    return chosen
+
+
+def importable(package):
+    """Whether a package can be imported; one that was built for another torch is installed and cannot."""
+    try:
+        importlib.import_module(package)
+        return True
+    except (ImportError, OSError):
+        return False
 
 
 def merge_adapter(directory, target, model_args):
@@ -266,8 +318,12 @@ def missing_from_checkpoint(checkpoint):
     sharded = any(path.is_dir() for path in checkpoint.glob("*"))  # DeepSpeed and FSDP keep their state in folders
     if not weights and not sharded:
         return "no weights"
-    if not zipfile.is_zipfile(checkpoint / "optimizer.pt") and not sharded:
+    optimizer = any(zipfile.is_zipfile(checkpoint / name) for name in ("optimizer.pt", "optimizer.bin"))  # .bin: FSDP's
+    if not optimizer and not sharded:
         return "optimizer.pt is absent or cut off"
+    for path in sorted(checkpoint.glob("generation_buffer_*.pt")):
+        if not zipfile.is_zipfile(path):
+            return f"{path.name} is cut off"
     return None
 
 

@@ -1,8 +1,8 @@
 """Every template of the project, and nothing else.
 
-A prompt is a list of chat messages. A message's content is a list of blocks, {"type": "image"} or
+A prompt is a list of chat messages. A message's content is a list of blocks, {"type": "image"}, {"type": "video"} or
 {"type": "text", "text": ...}, so that a frame's place is seen in the prompt. The order is fixed: instructions (system),
-frames, question, options, and the two responses last, so that whatever is judged again on the same clip shares a prefix.
+frames or clips, question, options, and the two responses last, so that whatever is judged again on the same clip shares a prefix.
 
 The wording is ours: PhyCritic (arXiv 2602.11124) names the four criteria and the tags, and prints no template that
 is copied here.
@@ -120,27 +120,28 @@ def question_text(question, options=None):
     return "\n".join(lines)
 
 
-def messages(instructions, n_frames, text):
-    """Chat messages: instructions as system, then `n_frames` image places and the text as the user's turn."""
+def messages(instructions, n_frames, text, n_videos=0):
+    """Chat messages: instructions as system, then `n_videos` video, `n_frames` image places and the text as the user's turn."""
+    places = [{"type": "video"}] * n_videos + [{"type": "image"}] * n_frames
     return [
         {"role": "system", "content": [{"type": "text", "text": instructions}]},
-        {"role": "user", "content": [{"type": "image"}] * n_frames + [{"type": "text", "text": text}]},
+        {"role": "user", "content": places + [{"type": "text", "text": text}]},
     ]
 
 
-def question_prompt(question, options=None, n_frames=0):
-    """Stage 1's prompt: frames and a question, answered in a box."""
-    return messages(QUESTION_INSTRUCTIONS, n_frames, question_text(question, options))
+def question_prompt(question, options=None, n_frames=0, n_videos=0):
+    """Stage 1's prompt: frames (or whole clips, as videos) and a question, answered in a box."""
+    return messages(QUESTION_INSTRUCTIONS, n_frames, question_text(question, options), n_videos)
 
 
-def critic_prompt(question, response_1, response_2, options=None, n_frames=0, variant="self_ref"):
+def critic_prompt(question, response_1, response_2, options=None, n_frames=0, variant="self_ref", n_videos=0):
     """The critic's prompt; `variant` is a key of VARIANTS. The responses are escaped and come last."""
     text = (
         f"{question_text(question, options)}\n"
         f"<response_1>\n{escape(response_1)}\n</response_1>\n"
         f"<response_2>\n{escape(response_2)}\n</response_2>"
     )
-    return messages("\n".join(VARIANTS[variant]), n_frames, text)
+    return messages("\n".join(VARIANTS[variant]), n_frames, text, n_videos)
 
 
 def answer_check_prompt(question, answer, response):

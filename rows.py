@@ -1,7 +1,8 @@
 """Rows of a batch as TRL hands it from method to method: choose some, join batches, put those of a prompt together.
 
 A batch is a dict of tensors with one row a completion, of images that lie flat over the batch (`num_images` tells how many
-each row has), and of numbers that belong to the batch as a whole.
+each row has), of videos that stand in lists with an entry a row until the model is called (`flat`), and of numbers that belong
+to the batch as a whole.
 """
 
 import math
@@ -12,6 +13,8 @@ from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_b
 
 # What a processor makes of images; everything else has one row a completion.
 IMAGE_FIELDS = ("pixel_values", "image_grid_thw", "pixel_attention_mask", "spatial_shapes", "image_sizes", "image_position_ids")
+# What a processor makes of videos: patches (N, D), grids (videos, 3) and seconds between them (videos,) of each row.
+VIDEO_FIELDS = ("pixel_values_videos", "video_grid_thw", "second_per_grid_ts")
 TOKEN_FIELDS = ("token_type_ids", "mm_token_type_ids")  # over prompt and completion
 
 
@@ -43,17 +46,25 @@ def take(batch, rows):
     return chosen
 
 
+def flat(batch):
+    """The batch with its videos as the model takes them, over all rows; without video fields where no row has any."""
+    lists = {name: batch[name] for name in VIDEO_FIELDS if isinstance(batch.get(name), list)}
+    rest = {name: value for name, value in batch.items() if name not in lists}
+    any_video = any(map(len, lists.get("video_grid_thw", [])))
+    return rest | {name: torch.cat(value) for name, value in lists.items() if any_video}
+
+
 def distinct_prompts(ids, mask, batch):
     """(first, row): where each distinct prompt comes first, and each row's number among the distinct prompts.
 
-    ids, mask: (B, P). Prompts are the same where tokens and images are: tokens alone cannot tell pictures apart.
+    ids, mask: (B, P). Prompts are the same where tokens, images and videos are: tokens alone cannot tell pictures apart.
 
     >>> distinct_prompts(torch.tensor([[5, 7], [5, 8], [9, 7], [5, 7]]), torch.tensor([[0, 1], [1, 1], [0, 1], [1, 1]]), {})
     ([0, 1, 3], [0, 1, 0, 2])
     """
     keys = ids.masked_fill(mask == 0, -1).tolist()
     split = by_row(batch)
-    images = [split[name] for name in IMAGE_FIELDS if name in split]
+    images = [split[name] for name in IMAGE_FIELDS + VIDEO_FIELDS if name in split]
     first, row = [], []
     for i, key in enumerate(keys):
         same = (u for u, j in enumerate(first) if keys[j] == key and all(torch.equal(field[i], field[j]) for field in images))
@@ -139,7 +150,8 @@ def processor_fields(fields, images):
     batch = {} if images is None else {"num_images": [len(row or []) for row in images]}
     for name, value in fields.items():
         a_token = isinstance(value, list) and value and isinstance(value[0], list)
-        batch[name] = value if a_token or isinstance(value, torch.Tensor) else torch.as_tensor(np.array(value))
+        keep = a_token or name in VIDEO_FIELDS or isinstance(value, torch.Tensor)
+        batch[name] = value if keep else torch.as_tensor(np.array(value))
     return batch
 
 
@@ -163,7 +175,7 @@ def separable(fields, images):
 
 def of_prompts(fields, numbers):
     """The fields of these prompts, as TRL's generation takes them."""
-    return {name: value for name, value in take(fields, numbers).items() if name != "num_images"}
+    return {name: value for name, value in flat(take(fields, numbers)).items() if name != "num_images"}
 
 
 def left_padded(batch):

@@ -136,8 +136,8 @@ def prompt_pass(model, run, prompt, prompt_rows):
 
 
 def cut(batch, length):
-    """The first `length` tokens of a batch; images are left as they are."""
-    tokens = ("input_ids", "attention_mask", *rows.TOKEN_FIELDS)
+    """The first `length` tokens of a batch; images and videos are left as they are, for the model to take."""
+    tokens, batch = ("input_ids", "attention_mask", *rows.TOKEN_FIELDS), rows.flat(batch)
     return {name: value[:, :length] if name in tokens else value for name, value in batch.items() if name != "num_images"}
 
 
@@ -147,8 +147,8 @@ def cut(batch, length):
 def log_probs(model, batch, completion_length):
     """Log-probabilities and entropies of the completions' tokens, both (B, C), zero where the mask is.
 
-    batch: input_ids and attention_mask (B, P + C), prompts padded on the left, and image fields as TRL passes them. Rows
-    with nothing to score are not run.
+    batch: input_ids and attention_mask (B, P + C), prompts padded on the left, image fields as TRL passes them, and videos in
+    lists of rows. Rows with nothing to score are not run.
     """
     rows_B, length = len(batch["input_ids"]), batch["input_ids"].shape[1] - completion_length
     scored = scored_rows(batch["attention_mask"][:, length:])
@@ -186,5 +186,6 @@ def can_share(model, batch, completion_length):
     last = batch["input_ids"].shape[1] - completion_length - 1
     if last < 1 or (batch["attention_mask"][:, : last + 1].sum(dim=1) < 2).any():
         return False
-    image = getattr(model.config, "image_token_id", None)
-    return image is None or not (batch["input_ids"][:, last:] == image).any().item()
+    names = ["image_token_id"] + ["video_token_id"] * ("video_grid_thw" in batch)
+    visual = [getattr(model.config, name, None) for name in names]
+    return not any((batch["input_ids"][:, last:] == token).any().item() for token in visual if token is not None)

@@ -47,6 +47,7 @@ FRESH = 800  # questions of the embedded default, behind those of stage 1
 class ScriptArguments(launch.DataArguments):
     """`pairs` reads questions (dataset) and leaves pairs; `train` reads the pairs."""
 
+    video_input: Literal["frames"] = field(default="frames", metadata={"help": "Clips are shown as frames here."})
     pairs: str | None = field(
         default=None, metadata={"help": "JSONL of pairs, written by `pairs`, read by `train`; left out: output_dir/pairs.jsonl."}
     )

@@ -30,7 +30,7 @@ def main():
     # Data
     path = launch.local_path(script_args.dataset or launch.physworld_file(args, "questions", "train"))
     records = data.load_records(path, limit=script_args.limit)
-    dataset = data.training_dataset(records, max_frames=script_args.max_frames)
+    dataset = data.training_dataset(records, max_frames=script_args.max_frames, video_input=script_args.video_input)
 
     # Model, training
     grpo = trainer.CriticGRPOTrainer(

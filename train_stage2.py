@@ -122,7 +122,7 @@ def main():
     if script_args.mixed:
         path = launch.local_path(script_args.questions or launch.physworld_file(args, "questions", "train"))
         records += data.load_records(path, limit=script_args.limit)
-    dataset = data.training_dataset(records, script_args.prompt, script_args.max_frames)
+    dataset = data.training_dataset(records, script_args.prompt, script_args.max_frames, script_args.video_input)
 
     # Model, training
     grpo = trainer.CriticGRPOTrainer(

@@ -10,7 +10,9 @@ Added to TRL 1.16.0 (pinned exactly: private methods are overridden, tests/test_
   micro-batch and samples the whole batch at once;
 - each prompt's images processed once, and each prompt run once for all its completions (shared_prefix.py): TRL does both
   for every completion, twice and up to four times;
-- groups without any advantage left out (`skip_zero_variance`) or replaced by further prompts (`dynamic_sampling`).
+- videos: a column `videos` in place of `images` (native_video.py);
+- groups without any advantage left out (`skip_zero_variance`) or replaced by further prompts (`dynamic_sampling`);
+- a generation batch that several steps train on saved with a checkpoint between them (generation_buffer.py).
 """
 
 import math
@@ -21,6 +23,8 @@ import torch
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
+import generation_buffer
+import native_video
 import rewards
 import rows
 import shared_prefix
@@ -60,6 +64,9 @@ class CriticGRPOTrainer(GRPOTrainer):
                 "TRL would train zero steps. Use a larger data set, or lower prompts_per_step "
                 f"(num_generations {args.num_generations}, {args.world_size} process(es))"
             )
+        videos = native_video.has_videos(train_dataset)
+        if videos and kwargs.get("processing_class") is not None:
+            native_video.check(kwargs["processing_class"])  # before a large model is loaded
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
         total, trainable = 0, 0
         for name, parameter in self.model.named_parameters():
@@ -75,6 +82,9 @@ class CriticGRPOTrainer(GRPOTrainer):
         self.weights_move = WeightsMove(self)
         self.add_callback(self.weights_move)
         self.once = not self.tools and self.environment_factories is None  # images are processed once a prompt
+        self.reads_videos, self.clips, self.video_fields = False, None, {}  # each row's clips; what TRL would not pass on
+        if videos:
+            native_video.start(self)
         self.sharing = shared_prefix.start(self)
         # what a micro-batch contributes depends on the rest of it: rows must stay where TRL put them
         self.counts_by_micro_batch = args.loss_type == "bnpo" or self._entropy_bonus_enabled or args.top_entropy_quantile < 1
@@ -90,8 +100,6 @@ class CriticGRPOTrainer(GRPOTrainer):
 
     def _get_train_sampler(self, dataset=None):
         sampler = super()._get_train_sampler(dataset)
-        if self.args.gradient_accumulation_steps % sampler.repeat_count:
-            return sampler  # a resumed run could begin inside a generation batch: every repeat must be readable
         once = OnceSampler(
             sampler.data_source,
             mini_repeat_count=sampler.mini_repeat_count,
@@ -105,8 +113,15 @@ class CriticGRPOTrainer(GRPOTrainer):
 
     def _tokenize_prompts(self, prompts):
         """As TRL, each prompt of a run of equal ones once: ids and images are repeated, fields are of the distinct prompts."""
-        number = numbered(prompts, operator.eq if self.once else lambda this, before: False)
-        prompt_ids, images, fields = super()._tokenize_prompts([prompts[number.index(u)] for u in range(number[-1] + 1)])
+        things = list(zip(prompts, self.clips, strict=True)) if self.clips else prompts
+        number = numbered(things, operator.eq if self.once else lambda this, before: False)
+        first = [number.index(u) for u in range(number[-1] + 1)]
+        clips = self.clips and [self.clips[i] for i in first]
+        with native_video.put_in(self, [prompts[i] for i in first], clips) as distinct:
+            prompt_ids, images, fields = super()._tokenize_prompts(distinct)
+        if clips:
+            fields = native_video.by_prompt(fields, clips)
+            self.video_fields = native_video.of_completions(self, fields, number)
         if self.once and not rows.separable(fields, images):
             if self.args.generation_rows:
                 raise ValueError("this processor's images cannot be told apart by prompts: leave generation_rows out")
@@ -163,6 +178,14 @@ class CriticGRPOTrainer(GRPOTrainer):
         if not load_strictly(self, resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
+    def _save_rng_state(self, output_dir):
+        super()._save_rng_state(output_dir)
+        generation_buffer.save(self, output_dir)
+
+    def _load_rng_state(self, checkpoint):
+        super()._load_rng_state(checkpoint)
+        generation_buffer.load(self, checkpoint)
+
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # (B, F), gathered
         metrics = self._metrics["train" if self.model.training else "eval"]
@@ -206,9 +229,7 @@ class CriticGRPOTrainer(GRPOTrainer):
         **fields,
     ):
         def ordinary(batch, model=model, size=batch_size):
-            ids, mask = batch["input_ids"], batch["attention_mask"]
-            rest = {name: value for name, value in batch.items() if name not in ("input_ids", "attention_mask")}
-            return score(model, ids, mask, logits_to_keep, size, compute_entropy, compute_aux_loss, **rest)
+            return native_video.score(score, model, batch, logits_to_keep, size, compute_entropy, compute_aux_loss)
 
         def shared(batch, model=model):
             with self.accelerator.autocast():
@@ -217,6 +238,7 @@ class CriticGRPOTrainer(GRPOTrainer):
         score = super()._get_per_token_logps_and_entropies
         batch = {"input_ids": input_ids, "attention_mask": attention_mask}
         batch |= {name: value for name, value in fields.items() if value is not None}
+        batch |= native_video.widened(self.video_fields, input_ids.shape[1], logits_to_keep)
         if not self._scores_shared(batch, logits_to_keep, model, ordinary, shared):
             return self._without_empty_rows(ordinary, batch, logits_to_keep)
         size, found = batch_size or len(input_ids), []
@@ -273,16 +295,22 @@ class CriticGRPOTrainer(GRPOTrainer):
         return output
 
     def draw(self, inputs):
-        """TRL's completions with their advantages, each prompt's images processed once."""
+        """TRL's completions with their advantages, each prompt's images processed once, and their videos."""
+        self.clips, self.video_fields = native_video.clips_of(inputs), {}
+        if self.clips:  # a stream, or a first row without a clip
+            native_video.start(self)
         processor, self.processing_class = self.processing_class, Processed(self.processing_class)
         try:
-            return super()._generate_and_score_completions(inputs)
+            output = super()._generate_and_score_completions(inputs)
         finally:
-            self.processing_class = processor
+            self.processing_class, self.clips = processor, None
+        prompt, completion = output["prompt_ids"].shape[1], output["completion_ids"].shape[1]
+        return output | native_video.widened(self.video_fields, prompt + completion, completion)
 
     def _compute_loss(self, model, inputs):
         if not self.weights_move.done:
             self.weights_move.had_advantage |= bool(inputs["advantages"].any())
+        self.video_fields = {name: inputs[name] for name in rows.VIDEO_FIELDS if name in inputs}
         return super()._compute_loss(model, inputs)
 
 

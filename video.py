@@ -12,7 +12,7 @@ import bisect
 import av
 from PIL import Image
 
-from data import RecordError
+from data import RecordError, shrink
 
 QUARTER_TURNS = {1: Image.Transpose.ROTATE_90, 2: Image.Transpose.ROTATE_180, 3: Image.Transpose.ROTATE_270}
 SLACK = 0.5  # seconds by which a whole file may fall short of the duration in its header
@@ -160,8 +160,4 @@ def upright(frame, max_pixels):
     """An RGB image of a decoded frame: turned as the file's metadata asks, made smaller where it is too large."""
     image = frame.to_image().convert("RGB")
     turns = round(frame.rotation / 90) % 4  # counterclockwise
-    image = image.transpose(QUARTER_TURNS[turns]) if turns else image
-    scale = (max_pixels / (image.width * image.height)) ** 0.5 if max_pixels else 1
-    if scale < 1:
-        image = image.resize([max(1, int(side * scale)) for side in image.size], Image.Resampling.BICUBIC)
-    return image
+    return shrink(image.transpose(QUARTER_TURNS[turns]) if turns else image, max_pixels)

@@ -36,6 +36,7 @@ EMBEDDED = "experiments/physworld_supervised.yaml"
 class SupervisedArguments(launch.DataArguments):
     """The pairs, and the prompt that they are shown in."""
 
+    video_input: Literal["frames"] = field(default="frames", metadata={"help": "Clips are shown as frames here."})
     prompt: Literal["self_ref", "no_self_ref", "no_criteria"] = field(
         default="no_self_ref", metadata={"help": "The critic's prompt; the verdict alone is taught in any of them."}
     )

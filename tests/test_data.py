@@ -110,11 +110,11 @@ def film(path, n):
 
 @pytest.mark.parametrize("n, asked, places", [(10, 4, [0, 3, 6, 9]), (3, 8, [0, 1, 2]), (5, 1, [0]), (1, 4, [0])])
 def test_frames_of_a_video_are_spread_from_first_to_last(tmp_path, n, asked, places):
-    images = data.video_frames(film(tmp_path / "clip.mp4", n), asked)
+    images = data.read_clip(film(tmp_path / "clip.mp4", n), asked)["frames"]
     assert [round(image.getpixel((32, 24))[0] / 20) for image in images] == places
 
 
 def test_a_file_that_is_no_video(tmp_path):
     (tmp_path / "clip.mp4").write_bytes(b"no video")
     with pytest.raises(data.RecordError, match="cannot be decoded"):
-        data.video_frames(tmp_path / "clip.mp4", 4)
+        data.read_clip(tmp_path / "clip.mp4", 4)
