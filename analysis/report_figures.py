@@ -69,7 +69,7 @@ def dots(rows, xlabel, alt, caption, limits=None, line=None):
     return finish(figure, axis, alt, caption, legend=len(series) > 1)
 
 
-def lines(series, xlabel, ylabel, alt, caption, log=False, limits=None, ticks=None):
+def lines(series, xlabel, ylabel, alt, caption, log=False, log_y=False, limits=None, ticks=None):
     """Lines with bands. `series`: label -> [(x, value, low, high), ...]; a label in parentheses is drawn dashed."""
     figure, axis = canvas()
     for colour, (name, points) in zip(COLOURS * 2, series.items()):
@@ -84,6 +84,9 @@ def lines(series, xlabel, ylabel, alt, caption, log=False, limits=None, ticks=No
     if log:
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
+    if log_y:
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
     if ticks:
         axis.set_xticks(ticks)
     return finish(figure, axis, alt, caption)

@@ -8,6 +8,7 @@ import json
 import re
 import statistics
 
+from analysis.bench_train_step import AXES, BASE, MAIN, SMALL
 from analysis.best_of_n import BASELINES
 from analysis.demo_report import CURVES, MODELS, SPLITS, smooth
 from analysis.dpo_table import KINDS
@@ -297,11 +298,27 @@ def dpo(experiments):
     return section("DPO", folder, ["Do the critic's preferences make a better policy?"], [figure], [table])
 
 
+def growth_figure(points, axis):
+    """Seconds of a step against one axis of the grid, the other axes as at bench_train_step.BASE; None for fewer than two."""
+    fixed = {name: value for name, value in zip(AXES, BASE) if name != axis}
+    line = [p for p in points if all(p[name] == value for name, value in fixed.items())]
+    if len(line) < 2:
+        return None
+    drawn = {
+        title: sorted((p[axis], *[p["seconds"][who]["step"]] * 3) for p in line)
+        for who, title in (("stock", "stock TRL"), ("ours", "ours"))
+    }
+    others = ", ".join(f"{name} {value}" for name, value in fixed.items())
+    caption = f"Seconds of a step by {axis}; {others}. Both axes logarithmic."
+    return lines(drawn, axis, "seconds", f"Seconds of a step by {axis}: {ends_of(drawn)}.", caption, log=True, log_y=True)
+
+
 def bench(experiments):
     """Seconds of a training step, stock TRL and ours."""
     folder = record(experiments, "bench")
     results, figures = load(folder / "results.json"), []
-    for point in results["points"]:
+    measured = [point for point in results["points"] if "seconds" in point]
+    for point in [p for p in measured if tuple(p[axis] for axis in AXES) in (MAIN, SMALL)]:
         phases = [phase for phase in point["seconds"]["ours"] if phase != "step"]
         names = {"stock": "stock TRL", "ours": "ours"}
         rows = {who: {phase: point["seconds"][key][phase] for phase in phases} for key, who in names.items()}
@@ -309,6 +326,7 @@ def bench(experiments):
         caption = f"One training step, {where}; CPU threads: {results['threads']}; mean of {results['repeats']} repeats."
         words = told({who: list(parts.items()) for who, parts in rows.items()})
         figures.append(bars(rows, "seconds", f"Seconds of a step, {where}. {words}.", caption))
+    figures += [made for made in (growth_figure(measured, axis) for axis in ("group", "frames", "prompt")) if made]
     title = {"title": "Seconds (stock TRL / ours), memory, gradients"}
     table = pick(markdown_tables(folder / "table.md"), "", folder / "table.md") | title
     text = "The prompt of a group is run once, not once for every completion."
