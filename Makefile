@@ -1,6 +1,6 @@
 # Every target sets itself up: the first call makes .venv and installs, later ones install nothing.
 #   make demo     base -> stage 1 -> stage 2 -> evaluation -> runs/demo/report.md; meant for two cores, 20 minutes
-#   make test     all tests and doctests, on the CPU, without network
+#   make test     all tests and doctests, on the CPU, without network; root without a Chromium gets Debian's first
 #   make report   one page of all that is recorded, with a browser of cases -> runs/report.html
 #   make notebooks   analysis/*.ipynb made from analysis/*_notebook.py and executed; a minute
 #   make bench    a training step against stock TRL's: time, memory, the same gradients; an hour

@@ -34,8 +34,8 @@ def refusal(processor):
 
 
 def has_videos(dataset):
-    """Whether the first row has clips; a stream is not looked into."""
-    return hasattr(dataset, "__getitem__") and len(dataset) > 0 and bool(clips_of([dataset[0]]))
+    """Whether the first row has clips."""
+    return dataset is not None and len(dataset) > 0 and bool(clips_of([dataset[0]]))
 
 
 def check(processor):
@@ -146,7 +146,7 @@ def filled(prompt, clips):
 
 def inputs_of(processor, prompts, clips):
     """(prompts with their frames, processor_kwargs for apply_chat_template). clips: those of each prompt."""
-    most = dict(processor.image_processor.size).get("longest_edge")  # --max_pixels holds for frames of a video, too
+    most = dict(processor.image_processor.size).get("longest_edge")  # --max_pixels; the video processor's own least still holds
     clips = [[checked(clip, most) for clip in row] for row in clips]
     about = [metadata(seconds) for row in clips for _, seconds in row]
     settings = {"videos_kwargs": {"video_metadata": about, "do_sample_frames": False}}

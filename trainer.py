@@ -297,7 +297,7 @@ class CriticGRPOTrainer(GRPOTrainer):
     def draw(self, inputs):
         """TRL's completions with their advantages, each prompt's images processed once, and their videos."""
         self.clips, self.video_fields = native_video.clips_of(inputs), {}
-        if self.clips:  # a stream, or a first row without a clip
+        if self.clips:  # where the first row had none
             native_video.start(self)
         processor, self.processing_class = self.processing_class, Processed(self.processing_class)
         try:

@@ -4,8 +4,8 @@
     python -m analysis.ablation_tables experiments/tables --tables strategy self_reference --without reverse mixed/seed2
 
 Reads     results.jsonl and items_*.jsonl.gz of the folder, experiments/paper_numbers.json. A row of a table that is not in
-          the results, or lacks a seed, is an error that names it, unless --tables leaves out its table or --without names it:
-          the page then says so, and the row reads "not run". What is there cannot be left out by --without.
+          the results, or lacks a seed that another has, is an error that names it, unless --tables leaves out its table or
+          --without names it: the page then says so, and the row reads "not run". What is there cannot be left out by --without.
 Writes    README.md and tables.tex (the tables), tables.json (every number), summary.json (the claims)
 
 Accuracy in percent pools the seeds; its 95% interval resamples questions. A row is compared with the full method (two
@@ -22,6 +22,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import yaml
 from scipy import stats
 
 from analysis.ablation_page import (
@@ -32,6 +33,7 @@ from analysis.coupling import estimate, is_right, mean_gain, read_rows
 from analysis.verifier_common import command_of, write_summary
 
 PAPER = Path(__file__).resolve().parents[1] / "experiments" / "paper_numbers.json"
+MATRIX = PAPER.with_name("tables.yaml")
 FLIPS, POWER, ALPHA = 10000, 0.8, 0.05
 CLAIMS = {
     "two_stage_minus_mixed": "mixed", "two_stage_minus_stage2_only": "stage2_only",
@@ -82,7 +84,8 @@ def check_complete(folder, results, names, without):
         if run in OPTIONAL and run not in there or None in there.get(run, ()):
             short[run] = []
     missing = [one for run in short for one in short[run]]
-    odd = [one for one in without if one not in missing]
+    absent = [run for run in wanted(names) if run in OPTIONAL and run not in there]
+    odd = [one for one in without if one not in missing + absent]
     if odd:
         raise ValueError(f"--without {' '.join(odd)}: that is not among what is missing: {' '.join(missing) or 'nothing'}")
     if FULL not in there or not seeds:
@@ -235,11 +238,14 @@ def numbers_of(found, names, paper):
     }  # fmt: skip
 
 
-def left_out(names, without):
-    """What the page says is not there; empty where all is."""
+def left_out(names, without, seeds):
+    """What the page says is not there; empty where all is, the seeds of experiments/tables.yaml included."""
     tables = [TABLES[name][0] for name in TABLES if name not in names]
+    planned = yaml.safe_load(MATRIX.read_text(encoding="utf-8"))["seeds"]
+    lacking = [str(seed) for seed in planned if seed not in seeds]
     parts = [f"Tables left out: {'; '.join(tables)}."] if tables else []
-    return " ".join([*parts, *([f"Not run: {', '.join(without)}."] if without else [])])
+    parts += [f"Not run: {', '.join(without)}."] if without else []
+    return " ".join(parts + ([f"Seeds not run: {', '.join(lacking)}."] if lacking else []))
 
 
 def write(folder, everything, results, paper, claim):
@@ -272,7 +278,7 @@ def main(argv=None):
         found, results = load(args.folder, names, args.without)
     except (ValueError, OSError) as error:
         raise SystemExit(f"ablation_tables: {error}") from error
-    made = {"command": command_of("analysis.ablation_tables", argv), "left_out": left_out(names, args.without)}
+    made = {"command": command_of("analysis.ablation_tables", argv), "left_out": left_out(names, args.without, found[FULL])}
     print(write(args.folder, made | numbers_of(found, names, paper), results, paper, args.claim))
 
 

@@ -3,7 +3,7 @@
     python -m analysis.cases runs/demo/eval/stage2_judge_test.json experiments/2026-11-30_cases
 
 Reads     an evaluation of evaluate.py --mode judge (its result, and the rows beside it) and the pairs that it names
-Writes    cases.json (the cases, how they were chosen, and what they were chosen from), frames/<id>.webp (a strip a case)
+Writes    cases.json (the cases, how they were chosen, and what they were chosen from), frames/<number>.webp (a strip a case)
 
 The choice: each kind of failure (analysis/mechanism.py), the rarest first, gets up to a fifth of the cases, right judgements
 the rest. Within a kind the suites take turns, and within a suite the order is drawn by (seed, id, order). A pair is there
@@ -59,15 +59,17 @@ def choose(rows, n, seed):
     """`n` rows (fewer where there are not so many pairs): failures first, the rarest of them first, up to a fifth of `n` each."""
     chosen, count = {}, Counter(row["kind"] for row in rows)
     for kind in sorted(FAILURES, key=lambda kind: (kind == "right", count[kind])):
-        room = n - len(chosen) if kind == "right" else min(n // 5, n - len(chosen))
+        room = n - len(chosen) if kind == "right" else min(max(1, n // 5), n - len(chosen))
         free = [row for row in rows if row["kind"] == kind and row["id"] not in chosen]
         chosen |= {row["id"]: row for row in spread(free, seed)[:room]}
     return list(chosen.values())
 
 
-def save_strip(record, path):
-    """Write the record's frames side by side, lossless; returns their number."""
-    images = data.open_frames(record)
+def save_strip(record, path, max_frames):
+    """Write the record's frames side by side, lossless; returns their number. ValueError where it has none."""
+    images = data.open_frames(record, max_frames)
+    if not images:
+        raise ValueError(f"record {record['id']} has no frames: the browser shows judgements of clips and pictures only")
     width, height = sum(image.width + GAP for image in images) - GAP, max(image.height for image in images)
     strip, left = Image.new("RGBA", (width, height)), 0
     for image in images:
@@ -77,32 +79,37 @@ def save_strip(record, path):
     return len(images)
 
 
-def case(row, record, folder):
-    """What the report shows of a judgement; its frames are written."""
-    file = f"frames/{record['id']}.webp"
+def case(row, record, folder, number, max_frames):
+    """What the report shows of a judgement; its frames are written to the folder."""
+    file = f"{number:03d}.webp"
     said = rewards.parse_critique(row["text"])
     made = {"kind": row["kind"], **{name: record.get(name) for name in RECORD_FIELDS}, "facts": record.get("facts")}
     made |= {name: row[name] for name in ROW_FIELDS} | {"pred_think": said.pred_think, "think": said.think}
-    return made | {"frames": file, "n_frames": save_strip(record, folder / file)}
+    return made | {"frames": f"frames/{file}", "n_frames": save_strip(record, folder / file, max_frames)}
 
 
 def write(result, rows, records, out, args, command):
     """Write the record whole: frames first, cases.json last; returns it."""
     rows = [row | {"kind": failure(row | {"own_side": side_of(row["prediction"], records[row["id"]])})} for row in rows]
-    shutil.rmtree(out / "frames", ignore_errors=True)
-    (out / "frames").mkdir(parents=True)
+    part = out / "frames.part"
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
     suites = sorted({row["suite"] for row in rows})
-    chosen = [case(row, records[row["id"]], out) for row in choose(rows, args.n, args.seed)]
+    most = result["config"]["max_frames"]
+    chosen = [case(row, records[row["id"]], part, i, most) for i, row in enumerate(choose(rows, args.n, args.seed))]
     made = {
         "command": command, "commit": commit(),
         "evaluation": {name: result[name] for name in ("command", "commit", "machine", "versions")},
-        "how": f"Drawn with seed {args.seed}: each kind of failure up to {args.n // 5} cases, suites in turn, each pair once; "
-        "right judgements fill the rest. Failures are over-represented; `judged` counts all that they were drawn from.",
+        "how": f"Drawn with seed {args.seed}: each kind of failure up to {max(1, args.n // 5)} cases, suites in turn, "
+        "each pair once; right judgements fill the rest. Failures are over-represented; `judged` counts all that they were drawn "
+        "from.",
         "judged": {kind: {s: sum((r["kind"], r["suite"]) == (kind, s) for r in rows) for s in suites} for kind in FAILURES},
         "cases": sorted(chosen, key=lambda case: (FAILURES.index(case["kind"]), case["suite"], case["id"])),
     }  # fmt: skip
     temporary = out / "cases.tmp"
     temporary.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    shutil.rmtree(out / "frames", ignore_errors=True)
+    part.replace(out / "frames")
     temporary.replace(out / "cases.json")
     return made
 

@@ -22,7 +22,7 @@ import jupytext
 import nbformat
 from jupyter_client.kernelspec import KernelSpecManager
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from PIL import Image
 from tqdm import tqdm
 
@@ -107,7 +107,7 @@ def main(argv=None):
     for source in tqdm(args.sources, desc="notebooks", disable=not sys.stderr.isatty()):
         try:
             print(os.path.relpath(make(source, args.out)))
-        except (CellExecutionError, ValueError) as error:
+        except (CellExecutionError, CellTimeoutError, DeadKernelError, ValueError) as error:
             raise SystemExit(f"notebooks: {source.name}: {error}") from error
 
 

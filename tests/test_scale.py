@@ -115,7 +115,7 @@ def cluster(tmp_path):
     """Environment of a job on two nodes whose srun, scontrol and accelerate are stand-ins: they write what they are told."""
     programs = {
         "scontrol": 'echo "scontrol $*" >> "$LOG"; [ "$1" != show ] || printf "node-a\\nnode-b\\n"',
-        "srun": 'shift; for node in 0 1; do SLURM_NODEID=$node "$@"; done',
+        "srun": 'shift 2; for node in 0 1; do SLURM_NODEID=$node "$@"; done',
         "accelerate": f'exec {sys.executable} -c \'import shlex, sys; print(shlex.join(sys.argv[1:]))\' "$@" >> "$LOG"',
     }
     for name, body in programs.items():
@@ -123,20 +123,24 @@ def cluster(tmp_path):
         path.write_text(f"#!/usr/bin/env bash\n{body}\n")
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
     job = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "123456", "SLURM_JOB_NODELIST": "node-[a-b]", "SLURM_NNODES": "2"}
+    job |= {"SLURM_CPUS_PER_TASK": "64"}
     return ENVIRONMENT | job | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "LOG": str(tmp_path / "log")}
 
 
-def test_the_slurm_script_starts_a_launcher_on_each_node(cluster):
+@pytest.mark.parametrize("restarts", ["", "1"], ids=["first start", "back from the queue"])
+def test_the_slurm_script_starts_a_launcher_on_each_node(cluster, restarts):
     script = str(CONFIGS / "two_nodes.slurm")
     assert subprocess.run(["bash", "-n", script]).returncode == 0
     typed = ["train_stage2.py", "--config", "a folder/with 'quotes'.yaml"]
-    run = subprocess.run(["bash", script, *typed], env=cluster, capture_output=True, text=True)
+    environment = cluster | {"SLURM_RESTART_COUNT": restarts}
+    run = subprocess.run(["bash", script, *typed], env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
+    typed += ["--resume_from_checkpoint", "true"] if restarts else []
     lines = Path(cluster["LOG"]).read_text().splitlines()
     assert lines[0] == "scontrol show hostnames node-[a-b]"
     for rank, line in enumerate(lines[1:]):
         words = shlex.split(line)
-        assert words[0] == "launch" and words[-5:] == [*typed, "--resume_from_checkpoint", "true"]
+        assert words[0] == "launch" and words[-len(typed) :] == typed
         words[words.index("--config_file") + 1] = str(ROOT / words[words.index("--config_file") + 1])
         args = launched(*words[1:])
         assert (args.machine_rank, args.num_machines, args.num_processes, args.main_process_ip) == (rank, 2, 16, "node-a")
