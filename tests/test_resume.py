@@ -96,6 +96,15 @@ def script(*arguments, processes=1):
     return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """As in the killed runs: sums of several threads differ in their last bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return tiny_critic.make_model(tmp_path_factory.mktemp("model"))
