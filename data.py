@@ -54,11 +54,16 @@ def read_jsonl(path):
     return ((number, record) for number, _, record in read_lines(path))
 
 
+def write_whole(path, content):
+    """Write a text (as UTF-8) or bytes to a file, whole or not at all."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+    temporary.replace(path)
+
+
 def write_lines(path, rows):
     """Write a JSONL file whole or not at all."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def check_record(record, where, pair=False, answered=True):

@@ -223,9 +223,7 @@ def read_result(path):
 
 def write_result(path, result):
     """Write the result whole or not at all."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    data.write_whole(path, json.dumps(result, indent=1) + "\n")
 
 
 def open_judge(config):

@@ -15,7 +15,6 @@ results.json is written after each part.
 import argparse
 import gc
 import json
-import os
 import platform
 import sys
 import tempfile
@@ -32,6 +31,7 @@ from trl import GRPOTrainer
 import prompts
 from analysis import bench_train_step as bench
 from analysis import scaling_budget
+from evaluate import write_result
 from launch import CriticGRPOConfig
 from physworld import tiny
 from trainer import CriticGRPOTrainer
@@ -159,12 +159,6 @@ def summarise(contenders):
     return summary
 
 
-def write(results, out):
-    """results.json, whole or not at all."""
-    (out / "results.json.part").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    os.replace(out / "results.json.part", out / "results.json")
-
-
 def parse(argv):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("--out", type=Path, default=Path("runs/bench_gpu"), help="folder of results.json")
@@ -188,13 +182,13 @@ def main(argv=None):
     results = {"machine": machine, "versions": versions, "point": point, "tiny": args.tiny, "contenders": {}}
     with tempfile.TemporaryDirectory() as folder:
         results["difference"] = gradient_difference(processor, dataset, point, folder, device, args.tiny)
-        write(results, args.out)
+        write_result(args.out / "results.json", results)
         for name in CONTENDERS:
             free(device)
             rest = (processor, dataset, point, folder, device, args.tiny, args.repeats, deadline)
             results["contenders"][name] = measure(name, *rest)
             results["ratios"] = summarise(results["contenders"])
-            write(results, args.out)
+            write_result(args.out / "results.json", results)
     print(json.dumps(results, indent=1))
 
 

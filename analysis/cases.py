@@ -27,7 +27,7 @@ from analysis.counterfactual import side_of
 from analysis.coupling import read_rows
 from analysis.mechanism import FAILURES, failure
 from analysis.verifier_common import command_of, commit
-from evaluate import content_sha
+from evaluate import content_sha, write_result
 
 ROW_FIELDS = ("order", "prediction", "verdict", "prediction_correct", "verdict_correct", "text", "cut_off")
 RECORD_FIELDS = ("id", "suite", "question", "options", "answer", "response_1", "response_2", "source_1", "source_2", "preference")
@@ -106,11 +106,9 @@ def write(result, rows, records, out, args, command):
         "judged": {kind: {s: sum((r["kind"], r["suite"]) == (kind, s) for r in rows) for s in suites} for kind in FAILURES},
         "cases": sorted(chosen, key=lambda case: (FAILURES.index(case["kind"]), case["suite"], case["id"])),
     }  # fmt: skip
-    temporary = out / "cases.tmp"
-    temporary.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     shutil.rmtree(out / "frames", ignore_errors=True)
     part.replace(out / "frames")
-    temporary.replace(out / "cases.json")
+    write_result(out / "cases.json", made)
     return made
 
 

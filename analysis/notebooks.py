@@ -26,6 +26,8 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from PIL import Image
 from tqdm import tqdm
 
+from data import write_whole
+
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted((ROOT / "analysis").glob("*_notebook.py"))
 METADATA = {
@@ -93,9 +95,7 @@ def make(source, out, environment=None):
     shrink(notebook)
     check(notebook, path.name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, nbformat.writes(notebook) + "\n")
     return path
 
 

@@ -19,6 +19,7 @@ import jinja2
 from analysis import headline
 from analysis.report_ablations import ablations
 from analysis.report_sections import bench, choosing, dpo, load, mechanism, record, training
+from data import write_whole
 
 SECTIONS = (training, ablations, choosing, mechanism, dpo, bench)
 TEMPLATE = Path(__file__).with_name("report.html.j2")
@@ -97,9 +98,7 @@ def main(argv=None):
     except (ValueError, OSError) as error:
         raise SystemExit(f"report: {error}") from error
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = args.out.with_suffix(".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(args.out)
+    write_whole(args.out, text)
     print(f"{args.out}: {len(text.encode()) / 1e6:.2f} MB; open it in a browser")
 
 

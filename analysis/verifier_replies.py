@@ -19,6 +19,7 @@ import prompts
 from analysis.verifier_common import served
 from analysis.verifier_cost import Meter
 from backends import ServerBackend, server_messages
+from data import write_whole
 from score_tokens import PAIRWISE, NoScoreToken, between, cut, opening
 from verifier import Verifier
 
@@ -106,10 +107,8 @@ def main(argv=None):
         ask = Meter(url, CAP)
         rows = [record(ask, say(*pair), seed) for seed, (record, say, pair) in enumerate(tqdm(plan, desc="replies"))]
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = args.out.with_suffix(".tmp")
     lines = [json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n" for row in rows]
-    temporary.write_text("".join(lines), encoding="utf-8")
-    temporary.replace(args.out)
+    write_whole(args.out, "".join(lines))
 
 
 if __name__ == "__main__":

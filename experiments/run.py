@@ -38,6 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # where this is started as a script
 
 from analysis.coupling import read_rows, row_key
+from data import write_whole
 from evaluate import open_rows, provenance
 from experiments.plan import plan, read_matrix, start_weights
 
@@ -77,7 +78,7 @@ def train(stage, environment, threads):
         execute(stage.command, stage.folder.with_name(stage.folder.name + ".log"), environment, threads)
         tidy(stage.folder)
         note = {"seconds": round(time.time() - started, 1), "resumed": bool(checkpoints), "command": shlex.join(stage.command)}
-        write(done, json.dumps(note))
+        write_whole(done, json.dumps(note) + "\n")
     return json.loads(done.read_text())
 
 
@@ -88,13 +89,6 @@ def tidy(folder):
         shutil.copy(states[-1], folder)
     for checkpoint in folder.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
-
-
-def write(path, text):
-    """Write a text whole or not at all."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text + "\n", encoding="utf-8")
-    temporary.replace(path)
 
 
 def outcomes(rows):
@@ -120,9 +114,7 @@ def keep_items(rows, path):
             f"{path} is about other items than this run: the data has changed; give another --out, and run all again"
         )
     if not path.exists():
-        temporary = path.with_suffix(".tmp")
-        temporary.write_bytes(gzip.compress(text.encode(), mtime=0))
-        temporary.replace(path)
+        write_whole(path, gzip.compress(text.encode(), mtime=0))
 
 
 def finish(run, trained, out):

@@ -38,11 +38,7 @@ QUICK = ["--prompts_per_step", "2", "--num_generations", "2", "--max_steps", "2"
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("files")
-    tiny_critic.make_model(folder / "base")
-    tiny_critic.make_records(folder / "questions.jsonl", 8)
-    tiny_critic.make_records(folder / "pairs.jsonl", 8, pair=True)
-    return folder
+    return tiny_critic.make_files(tmp_path_factory.mktemp("files"))
 
 
 def launched(*words):

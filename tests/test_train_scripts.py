@@ -26,11 +26,7 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKE
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("files")
-    tiny_critic.make_model(folder / "base")
-    tiny_critic.make_records(folder / "questions.jsonl", 8)
-    tiny_critic.make_records(folder / "pairs.jsonl", 8, pair=True)
-    return folder
+    return tiny_critic.make_files(tmp_path_factory.mktemp("files"))
 
 
 @pytest.fixture(scope="module")

@@ -45,6 +45,14 @@ def make_records(path, count, pair=False):
     return str(path)
 
 
+def make_files(folder):
+    """The model (base) and eight questions and pairs each (questions.jsonl, pairs.jsonl) in a folder; returns it."""
+    make_model(folder / "base")
+    make_records(folder / "questions.jsonl", 8)
+    make_records(folder / "pairs.jsonl", 8, pair=True)
+    return folder
+
+
 def make_dataset(directory, questions=0, pairs=0):
     """A data set of so many questions and pairs."""
     records = []
