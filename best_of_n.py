@@ -146,7 +146,8 @@ def solutions(critic, items):
 
 
 def verifier_judge(config):
-    """load_judge for verifier.py; p is the Bradley-Terry preference of its rewards."""
+    """load_judge for verifier.py; p is the Bradley-Terry preference of its rewards. An empty candidate is no trajectory that
+    could be shown: it loses against any text without a call."""
     from verifier import LocalBackend, ServerBackend, Verifier
 
     settings = {"analysis_tokens": config.max_new_tokens}
@@ -157,15 +158,25 @@ def verifier_judge(config):
     verifier = Verifier(backend, config.criteria, repeats=config.repeats, seed=config.seed, abstain=True, progress=False)
 
     def judge(items):
-        frames = {record["id"]: data.open_frames(record, config.max_frames) for record, _, _ in items}
-        results = verifier.compare_many(
-            (prompts.question_text(r["question"], r.get("options")), *texts_of(r, a, b), frames[r["id"]]) for r, a, b in items
+        empty = [[not text.strip() for text in texts_of(*item)] for item in items]
+        shown = [item for item, flags in zip(items, empty) if not any(flags)]
+        frames = {record["id"]: data.open_frames(record, config.max_frames) for record, _, _ in shown}
+        asked = (
+            (prompts.question_text(r["question"], r.get("options")), *texts_of(r, a, b), frames[r["id"]]) for r, a, b in shown
         )
+        results = iter(verifier.compare_many(asked))
         verifier.records.clear()  # the calls file keeps what counts
         verifier.cache.replies.clear()
-        return [verifier_row(result) for result in results]
+        return [verifier_row(unshown(*flags) if any(flags) else next(results)) for flags in empty]
 
     return judge
+
+
+def unshown(first_empty, second_empty):
+    """The verifier.Comparison of two texts one of which (or both: a tie) is empty, without rewards or calls."""
+    from verifier import Comparison
+
+    return Comparison(None, None, (1 + second_empty - first_empty) / 2, [])
 
 
 def verifier_row(result):
@@ -174,12 +185,8 @@ def verifier_row(result):
     for record in result.records:
         spent.update(record["tokens"])
     why = "; ".join(sorted({record["missing"] for record in result.missing})) or None
-    said = {
-        "p": result.p,
-        "reward_a": result.reward_a,
-        "reward_b": result.reward_b,
-        "missing": None if result.p is not None else why,
-    }
+    said = {name: getattr(result, name) for name in ("p", "reward_a", "reward_b")}
+    said["missing"] = why if result.p is None else None
     tokens = {"prompt_tokens": spent["input"], "computed_prompt_tokens": spent["input"] - spent["cached"]}
     return said | tokens | {"completion_tokens": spent["output"]}
 

@@ -1,11 +1,11 @@
 """A call to a verifier's model, its reply, what it cost, and the file that remembers it."""
 
-import fcntl
 import hashlib
 import json
 import threading
 from dataclasses import asdict, dataclass
-from pathlib import Path
+
+import data
 
 
 @dataclass(frozen=True)
@@ -65,17 +65,12 @@ class CallCache:
         self.replies, self.stream, self.lock = {}, None, threading.Lock()
         if path is None:
             return
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        self.stream = Path(path).open("a+b", buffering=0)
         try:
-            fcntl.flock(self.stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the process ends, however it ends
+            self.stream = data.open_lines(path)
         except BlockingIOError:
-            self.stream.close()
             raise ValueError(f"{path}: another verifier is writing this file; wait for it, or give another cache") from None
         self.stream.seek(0)
-        *lines, rest = self.stream.read().split(b"\n")
-        self.stream.truncate(self.stream.tell() - len(rest))
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(self.stream, 1):
             self._take(line, f"{path}:{number}")
 
     def _take(self, line, where):
@@ -95,6 +90,7 @@ class CallCache:
                 self.replies[key] = reply
             if self.stream:
                 self.stream.write(json.dumps(row).encode() + b"\n")
+                self.stream.flush()
 
 
 def image_sha(image):

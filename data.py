@@ -5,8 +5,10 @@ A record is one JSON line (design: `id, suite, question, options, frames | video
 nothing is dropped in silence.
 """
 
+import fcntl
 import json
 import math
+import os
 from array import array
 from pathlib import Path
 
@@ -64,6 +66,30 @@ def write_whole(path, content):
 def write_lines(path, rows):
     """Write a JSONL file whole or not at all."""
     write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def open_lines(path):
+    """A JSONL file to read and append to, locked until the process ends; a last line that a kill cut off is removed.
+
+    Raises BlockingIOError where another process has it open so.
+    """
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    stream = Path(path).open("a+b")
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the process ends, however it ends
+    except BlockingIOError:
+        stream.close()
+        raise
+    end = stream.seek(0, os.SEEK_END)
+    while end:  # back to the end of the last whole line
+        start = max(0, end - 65536)
+        stream.seek(start)
+        cut = stream.read(end - start).rfind(b"\n")
+        end = start + cut + 1
+        if cut >= 0:
+            break
+    stream.truncate(end)
+    return stream
 
 
 def check_record(record, where, pair=False, answered=True):
@@ -237,13 +263,12 @@ def read_clip(path, count, span=None):
     return {"frames": [enlarge(image) for image in images], "seconds": seconds}
 
 
-def record_prompt(record, n_frames, variant="self_ref", n_videos=0):
-    """Chat messages of a record: the critic's where it holds two responses, else the question's."""
-    if record.get("preference") is None:
+def record_prompt(record, order, n_frames, variant="self_ref", n_videos=0):
+    """Chat messages of a record: the critic's with the two responses in this order, "12" or "21"; None, the question's."""
+    if order is None:
         return prompts.question_prompt(record["question"], record.get("options"), n_frames, n_videos)
-    return prompts.critic_prompt(
-        record["question"], record["response_1"], record["response_2"], record.get("options"), n_frames, variant, n_videos
-    )
+    shown = [record["response_" + number] for number in order]
+    return prompts.critic_prompt(record["question"], *shown, record.get("options"), n_frames, variant, n_videos)
 
 
 def training_dataset(records, variant="self_ref", max_frames=8, video_input="frames"):
@@ -257,12 +282,13 @@ def training_dataset(records, variant="self_ref", max_frames=8, video_input="fra
 
     def build(batch):
         rows = [json.loads(line) for line in batch["record"]]
+        orders = [None if row.get("preference") is None else "12" for row in rows]
         if video_input == "native":
             shown = [open_clips(row, max_frames) for row in rows]
-            asked = [record_prompt(row, 0, variant, len(clips)) for row, clips in zip(rows, shown)]
+            asked = [record_prompt(row, order, 0, variant, len(clips)) for row, order, clips in zip(rows, orders, shown)]
         else:
             shown = [open_frames(row, max_frames) for row in rows]
-            asked = [record_prompt(row, len(images), variant) for row, images in zip(rows, shown)]
+            asked = [record_prompt(row, order, len(images), variant) for row, order, images in zip(rows, orders, shown)]
         return {
             "prompt": asked,
             "videos" if video_input == "native" else "images": shown,

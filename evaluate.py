@@ -17,7 +17,6 @@ command with another model, prompt, data set or setting is refused there. Record
 A call that a server failed gives no row: the result then is not finished, and the same command asks again.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -39,7 +38,6 @@ from transformers import HfArgumentParser
 import data
 import judges
 import official_scores
-import prompts
 import rewards
 import sources
 from analysis.coupling import chi2_p, paired_difference, read_rows, row_key, summarise
@@ -125,12 +123,10 @@ def load_tasks(config, path=None):
 
 def task_prompt(record, order, n_frames, variant, template=None, n_videos=0):
     """Chat messages of a task; order "21" shows the record's response_2 first. `template` replaces our prompt."""
+    if template is None:
+        return data.record_prompt(record, order, n_frames, variant, n_videos)
     shown = [record["response_" + number] for number in order or ""]
-    if template is not None:
-        return judges.own_messages(template, record["question"], record.get("options"), n_frames, *shown)
-    if order is None:
-        return prompts.question_prompt(record["question"], record.get("options"), n_frames, n_videos)
-    return prompts.critic_prompt(record["question"], *shown, record.get("options"), n_frames, variant, n_videos)
+    return judges.own_messages(template, record["question"], record.get("options"), n_frames, *shown)
 
 
 def read_answer(record, text, own_reading=False):
@@ -193,21 +189,10 @@ def open_rows(path, result_path, settings):
 
     Raises SystemExit where the rows were written with other settings, or another process is writing them now.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    stream = path.open("a+b")
     try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the process ends, however it ends
+        stream = data.open_lines(path)
     except BlockingIOError:
         raise SystemExit(f"{path}: another evaluation is writing this file; wait for it, or give another --out")
-    end = stream.seek(0, os.SEEK_END)
-    while end:  # back to the end of the last whole line
-        start = max(0, end - 65536)
-        stream.seek(start)
-        cut = stream.read(end - start).rfind(b"\n")
-        end = start + cut + 1
-        if cut >= 0:
-            break
-    stream.truncate(end)
     rows = read_rows(path, without="text")
     found = read_result(result_path).get("config", {})
     odd = [f"{k} was {found.get(k)!r}, is now {settings[k]!r}" for k in settings if found.get(k) != settings[k]]

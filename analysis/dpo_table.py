@@ -1,23 +1,26 @@
 """DPO of a policy with three kinds of pairs (PhyCritic's Table 8): question accuracy against the policy it started from.
 
-    python -m analysis.dpo_table experiments/2026-11-30_dpo runs/dpo [--claim]
+    python -m analysis.dpo_table experiments/2026-11-30_dpo runs/dpo --skip 500 [--claim]
 
 Reads <runs>/base_<split>.jsonl and <runs>/<seed>/<pairs by>/<split>.jsonl, rows of evaluate.py --mode question, and the counts
-that train_dpo.py pairs leaves. Seeds are pooled, every row is paired with the policy's own on the same question, and
+that train_dpo.py pairs leaves. --skip leaves out the first test questions (evaluate.py's order), those that settings were
+chosen on. Seeds are pooled, every row is paired with the policy's own on the same question, and
 intervals resample questions. Writes README.md, results.json and summary.json; a missing or unfinished file is an error.
 """
 
 import argparse
 import json
+from collections import Counter
 from pathlib import Path
 
-from analysis.coupling import estimate, is_right, read_rows
+from analysis.coupling import estimate, is_right, read_rows, row_key
 from analysis.record_demo import gain, percent
 from analysis.verifier_common import command_of, write_summary
 
 KINDS = {"verifier": "answer verifier's pairs", "critic": "critic's pairs", "pivot": "critic's pairs, pivot tournament"}
 PAPER = {"base": 54.3, "verifier": 57.5, "critic": 60.0}  # CosmosReason1-Bench, Qwen2.5-VL-7B (arXiv 2602.11124, Table 8)
 SPLITS = ("test", "ood")
+KEPT = ("right over wrong", "right over right", "wrong over right", "wrong over wrong")
 
 
 def finished_rows(path):
@@ -28,17 +31,36 @@ def finished_rows(path):
     return read_rows(path)
 
 
-def measure(runs, seeds):
-    """{kind: {split: {"accuracy", "gain"}}} in percent and points; the base has no gain."""
-    base = {split: finished_rows(runs / f"base_{split}.jsonl") for split in SPLITS}
+def counted_rows(path, skip):
+    """finished_rows without the first `skip` ones of the test split; raises ValueError where none is left."""
+    rows = finished_rows(path)
+    rows = rows[skip:] if path.stem.endswith("test") else rows
+    if not rows:
+        raise ValueError(f"{path}: --skip {skip} leaves no row; evaluate more questions, or skip fewer")
+    return rows
+
+
+def pair_counts(files):
+    """Sums over seeds of what train_dpo.py pairs counted: {"questions", "pairs", "kinds", "refused"}."""
+    counts = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    total = {name: sum(one[name] for one in counts) for name in ("questions", "pairs")}
+    return total | {name: dict(sum((Counter(one[name]) for one in counts), Counter())) for name in ("kinds", "refused")}
+
+
+def measure(runs, seeds, skip):
+    """{kind: {split: {"accuracy", "gain"}, "pairs"}} in percent and points; the base has neither gain nor pairs."""
+    base = {split: counted_rows(runs / f"base_{split}.jsonl", skip) for split in SPLITS}
     found = {"base": {split: {"accuracy": percent(estimate(rows, is_right))} for split, rows in base.items()}}
     for kind in KINDS:
         for split in SPLITS:
-            rows = [finished_rows(runs / seed / kind / f"{split}.jsonl") for seed in seeds]
+            rows = [counted_rows(runs / seed / kind / f"{split}.jsonl", skip) for seed in seeds]
+            if any(set(map(row_key, some)) != set(map(row_key, base[split])) for some in rows):
+                raise ValueError(f"{runs}: {kind}, {split}: other questions than the base's; evaluate all with one --limit")
             pooled = percent(estimate([row for some in rows for row in some], is_right))
             entry = {"accuracy": pooled, "gain": gain(rows, [base[split]] * len(rows))}
             entry["seeds"] = [percent(estimate(some, is_right))["value"] for some in rows]
             found.setdefault(kind, {})[split] = entry
+        found[kind]["pairs"] = pair_counts([runs / seed / kind / "pairs.json" for seed in seeds])
     return found
 
 
@@ -63,18 +85,33 @@ def table(found):
     return lines
 
 
+def pairs_table(found):
+    """Markdown lines: the pairs of each kind, and the questions that gave none, by reason."""
+    lines = ["| Pairs by | Questions | Pairs | " + " | ".join(KEPT) + " | Refused |", "|---" * 8 + "|"]
+    for kind, label in KINDS.items():
+        counts = found[kind]["pairs"]
+        refused = ", ".join(f"{n} {reason}" for reason, n in sorted(counts["refused"].items(), key=lambda item: -item[1]))
+        cells = [label, counts["questions"], counts["pairs"], *(counts["kinds"].get(name, 0) for name in KEPT), refused]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return lines
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("out", type=Path, help="the record's folder")
     parser.add_argument("runs", type=Path, help="folder of the runs")
+    parser.add_argument("--skip", type=int, default=0, help="test questions left out, the first ones")
     parser.add_argument("--claim", action="store_true", help="update experiments/headline.json")
     args = parser.parse_args(argv)
     seeds = sorted(path.name for path in args.runs.iterdir() if path.is_dir() and path.name.isdigit())
-    found, command = measure(args.runs, seeds), command_of("analysis.dpo_table", argv)
+    found, command = measure(args.runs, seeds, args.skip), command_of("analysis.dpo_table", argv)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "results.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     lines = ["# DPO with the critic's pairs", "", f"Seeds {', '.join(seeds)} pooled; n in results.json. Command: `{command}`.", ""]
-    (args.out / "README.md").write_text("\n".join([*lines, *table(found), ""]), encoding="utf-8")
+    if args.skip:
+        lines[2] += f" The first {args.skip} test questions chose settings and are not counted."
+    lines += [*table(found), "", "Pairs, summed over the seeds:", "", *pairs_table(found), ""]
+    (args.out / "README.md").write_text("\n".join(lines), encoding="utf-8")
     entries = {f"dpo_gain_{kind}_pairs": found[kind]["test"]["gain"] | {"unit": "points"} for kind in ("critic", "verifier")}
     write_summary(args.out, entries, command, args.claim)
     print("\n".join(table(found)))

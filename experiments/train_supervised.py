@@ -62,7 +62,7 @@ def supervised_dataset(records, variant, max_frames):
         images = [data.open_frames(row, max_frames) for row in rows]
         verdicts = [f"\\boxed{{Response {row['preference']}}}" for row in rows]
         return {
-            "prompt": [data.record_prompt(row, len(shown), variant) for row, shown in zip(rows, images)],
+            "prompt": [data.record_prompt(row, "12", len(shown), variant) for row, shown in zip(rows, images)],
             "completion": [[{"role": "assistant", "content": [{"type": "text", "text": text}]}] for text in verdicts],
             "images": images,
         }

@@ -241,6 +241,20 @@ def test_the_verifier_judges(tmp_path, monkeypatch):
         assert (row["prompt_tokens"], row["computed_prompt_tokens"], row["completion_tokens"]) == (400, 160, 8)  # four criteria
 
 
+def test_the_verifier_is_not_asked_about_an_empty_candidate(tmp_path, monkeypatch):
+    write_candidates(tmp_path / "c.jsonl", questions=1, texts=None)
+    row = json.loads((tmp_path / "c.jsonl").read_text())
+    row["candidates"][0]["text"], row["candidates"][2]["text"] = "", " \n"
+    (tmp_path / "c.jsonl").write_text(json.dumps(row) + "\n")
+    fake = Fake(by_length)
+    monkeypatch.setattr("local_backend.LocalBackend.load", classmethod(lambda cls, path, **settings: fake))
+    best_of_n.table(config(tmp_path, critic=None, verifier="stub", repeats=1), best_of_n.TableConfig(n=4))
+    found = {row["order"]: row for row in rows_of(tmp_path / "picks.calls.jsonl")}
+    assert {order: found[order]["p"] for order in ("0 1", "1 0", "0 2", "2 3")} == {"0 1": 0, "1 0": 1, "0 2": 0.5, "2 3": 0}
+    assert found["0 1"]["completion_tokens"] == 0 and found["0 1"]["missing"] is None
+    assert len(found) == 12 and len(fake.calls) == 2 * 4, "the two texts that can be shown, in both orders, four criteria"
+
+
 # --- Candidates and baselines -------------------------------------------------------------------------------------
 
 
