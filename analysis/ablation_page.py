@@ -70,6 +70,14 @@ def table(rows, numbers, compared, paper):
     return cells
 
 
+def share_table(entries):
+    """Cells of GRPO against the supervised judge that read the same pairs; Holm over these shares."""
+    head = ["Share of the pairs", "Judge accuracy, points", "questions", "n for this difference"]
+    return [head] + [
+        [part, points(entry), f"{entry['clusters']:,}", count(entry["questions_to_decide"])] for part, entry in entries.items()
+    ]
+
+
 def count(n):
     """A number that power analysis gives as a cell: None where none would do, or none can be told."""
     return "-" if n is None else f"{n:,}"

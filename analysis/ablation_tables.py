@@ -27,7 +27,7 @@ from scipy import stats
 
 from analysis.ablation_page import (
     ABSENT, EVALUATIONS, FULL, HOLDS, OPEN, OPTIONAL, PAPER_ROWS, REVERSED, TABLES, findings, latex, ordering_table, readme,
-    table,
+    share_table, table,
 )  # fmt: skip
 from analysis.coupling import estimate, is_right, mean_gain, read_rows
 from analysis.verifier_common import command_of, write_summary
@@ -172,26 +172,39 @@ def n_to_decide(sd, points, comparisons):
     return max(2, math.ceil((z * sd / points) ** 2))
 
 
-def compare(found, evaluation):
-    """{run: difference of the full method to it}: points, interval, p, Holm's p, seeds, and the n that would decide."""
-    compared = {}
-    for run in found:
-        if run != FULL:
-            by_cluster, means = gains(found[FULL], found[run], evaluation)
-            value, low, high, n = mean_gain(by_cluster)
-            each = [100 * statistics.mean(g) for g in by_cluster.values()]
-            compared[run] = {
-                "points": 100 * value, "low": 100 * low, "high": 100 * high, "n": n, "clusters": len(each), "seeds": means,
-                "p": sign_flip_p(by_cluster), "sd": statistics.pstdev(each),
-                "sd_seeds": statistics.stdev(means) if len(means) > 1 else None,
-            }  # fmt: skip
-    corrected = holm({run: entry["p"] for run, entry in compared.items()})
-    for run, entry in compared.items():
-        entry["p_holm"] = corrected[run]
-        entry["questions_to_decide"] = n_to_decide(entry["sd"], entry["points"], len(compared))
+def difference(full, other, evaluation):
+    """How far `full` ({seed: rows}) is above `other` on the same items: points, interval, p, each seed's, and their spread."""
+    by_cluster, means = gains(full, other, evaluation)
+    value, low, high, n = mean_gain(by_cluster)
+    each = [100 * statistics.mean(g) for g in by_cluster.values()]
+    return {
+        "points": 100 * value, "low": 100 * low, "high": 100 * high, "n": n, "clusters": len(each), "seeds": means,
+        "p": sign_flip_p(by_cluster), "sd": statistics.pstdev(each),
+        "sd_seeds": statistics.stdev(means) if len(means) > 1 else None,
+    }  # fmt: skip
+
+
+def corrected(entries):
+    """The differences of one family, {name: difference}, with Holm's p and the n that would decide each of them."""
+    holms = holm({name: entry["p"] for name, entry in entries.items()})
+    for name, entry in entries.items():
+        entry["p_holm"] = holms[name]
+        entry["questions_to_decide"] = n_to_decide(entry["sd"], entry["points"], len(entries))
         known = entry["sd_seeds"] is not None
-        entry["seeds_to_decide"] = n_to_decide(entry["sd_seeds"], entry["points"], len(compared)) if known else None
-    return compared
+        entry["seeds_to_decide"] = n_to_decide(entry["sd_seeds"], entry["points"], len(entries)) if known else None
+    return entries
+
+
+def compare(found, evaluation):
+    """{run: difference of the full method to it}, corrected over all runs."""
+    return corrected({run: difference(found[FULL], rows, evaluation) for run, rows in found.items() if run != FULL})
+
+
+def by_share(found):
+    """{share of the pairs: difference of GRPO to the supervised judge, as judges}, where both ran on a common seed."""
+    runs = {part: (FULL if part == 100 else f"grpo_{part}", f"supervised_{part}") for part in (10, 25, 50, 75, 100)}
+    both = {part: (found.get(grpo, {}), found.get(supervised, {})) for part, (grpo, supervised) in runs.items()}
+    return corrected({f"{part}%": difference(a, b, "judge_test") for part, (a, b) in both.items() if a.keys() & b.keys()})
 
 
 def decided(entry):
@@ -231,10 +244,12 @@ def numbers_of(found, names, paper):
     compared = {name: compare(found, name) for name in EVALUATIONS}
     lines = orderings(compared, paper)
     pages = {title: table(rows, numbers, compared, paper) for title, rows in map(TABLES.get, names)}
+    if shares := by_share(found):
+        pages["GRPO minus the supervised judge, by share of the pairs"] = share_table(shares)
     pages["The paper's orderings"] = ordering_table(lines)
     return {
         "seeds": sorted(found[FULL]), "n": len(next(iter(found[FULL].values()))["judge_test"]), "numbers": numbers,
-        "full_minus": compared, "orderings": lines, "findings": findings(lines), "tables": pages,
+        "full_minus": compared, "grpo_minus_supervised": shares, "orderings": lines, "findings": findings(lines), "tables": pages,
     }  # fmt: skip
 
 

@@ -76,8 +76,10 @@ def test_tables_hold_the_papers_numbers_and_ours(folder, capsys):
     lead = made["full_minus"]["judge_test"]["mixed"]
     assert lead["points"] == pytest.approx(25) and lead["n"] == 4 * N and lead["clusters"] == N and lead["seeds"] == [25, 25]
     assert made["full_minus"]["judge_test"]["base"]["n"] == 4 * N, "one row of the base meets both seeds"
+    shares = made["grpo_minus_supervised"]
+    assert list(shares) == ["10%", "25%", "50%", "75%", "100%"] and {entry["points"] for entry in shares.values()} == {0}
     tex = (folder / "tables.tex").read_text()
-    assert tex.count(r"\begin{table}") == len(tables.TABLES) + 1 and r"GRPO, 10\%" in tex and r"no r\_sp" in tex
+    assert tex.count(r"\begin{table}") == len(tables.TABLES) + 2 and r"GRPO, 10\%" in tex and r"no r\_sp" in tex
     claims = json.loads((folder / "summary.json").read_text())["headline"]
     assert set(claims) == set(tables.CLAIMS) and claims["two_stage_minus_mixed"]["value"] == pytest.approx(25)
     assert set(claims["full_minus_no_r_sp"]) == {"value", "low", "high", "n", "unit", "command", "record", "commit"}
@@ -134,7 +136,24 @@ def test_the_error_names_flags_that_make_what_is_there(folder):
     assert "Not run: two stages over mixed, one stage (judge); two stages over mixed, one stage (question)." in by_rows
     claims = json.loads((folder / "summary.json").read_text())["headline"]
     assert set(claims) == set(tables.CLAIMS) - {"two_stage_minus_mixed"}
-    assert (folder / "tables.tex").read_text().count(r"\begin{table}") == len(tables.TABLES) + 1
+    assert (folder / "tables.tex").read_text().count(r"\begin{table}") == len(tables.TABLES) + 1, "no share has both judges"
+
+
+def test_grpo_and_the_supervised_judge_are_compared_at_the_same_share(folder):
+    def spoil(row):
+        changed = {"supervised_25": 18, "two_stages": 15}.get(row["run"])
+        if changed:
+            row["evaluations"]["judge_test"]["right"] = "0" * 2 * changed + "1" * 2 * (N - changed)
+        return None if (row["run"], row["seed"]) == ("grpo_75", 1) or row["run"] == "supervised_50" else row
+
+    rewrite(folder, spoil)
+    tables.main([str(folder), "--without", "grpo_75/seed1", "supervised_50"])
+    made = json.loads((folder / "tables.json").read_text())["grpo_minus_supervised"]
+    assert {part: entry["points"] for part, entry in made.items()} == pytest.approx({"10%": 0, "25%": 10, "75%": 0, "100%": -5})
+    assert [len(made[part]["seeds"]) for part in made] == [2, 2, 1, 2], "of 75% only the seed that both have"
+    assert "| 25% | +10.0 [" in (folder / "README.md").read_text()
+    smallest = min(entry["p"] for entry in made.values())
+    assert made["25%"]["p"] == smallest and made["25%"]["p_holm"] == pytest.approx(4 * smallest), "corrected over these four"
 
 
 @pytest.mark.parametrize("words, message", [
