@@ -15,7 +15,7 @@ demo: .venv/.installed
 	@bash experiments/demo.sh
 
 test: .venv/.installed browser
-	@HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false .venv/bin/python -m pytest -q --durations=10
+	@HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q -n 2 --dist loadfile --durations=15
 
 # The report is tested in a browser: Debian's, where it may be installed, else those tests are skipped and say so
 browser:

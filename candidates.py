@@ -20,7 +20,7 @@ import data
 import prompts
 import rewards
 from evaluate import EvaluateConfig, content_sha, load_tasks, open_rows, provenance, read_answer, sha, write_result
-from judges import generation_settings, load_model
+from judges import generation_settings, load_model, warn_of_other_training
 
 
 @dataclass
@@ -109,6 +109,7 @@ def sample(config):
     done = {row["id"]: row for row in rows}
     missing = [record for record, _ in tasks if record["id"] not in done]
     model, processor = load_model(config.model) if missing else (None, None)
+    warn_of_other_training(config.model, video_input="frames")
     with stream:
         for record in tqdm(missing, desc="sample", unit="question"):
             done[record["id"]] = row = sampled_row(config, record, model, processor, out.parent)

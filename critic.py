@@ -35,6 +35,7 @@ import prompts
 import rewards
 from calls import Call, Missing, Reply, Tokens, image_sha, sha
 from critic_writers import LocalCritic, ServerCritic, verdict_place
+from judges import warn_of_other_training
 
 CLOSE = "</pred>"
 
@@ -134,6 +135,7 @@ class Critic:
             self.writer = ServerCritic(base_url, model, concurrency=batch_size, **settings)
         else:
             self.writer = LocalCritic.load(str(path), batch_size=batch_size, **settings)
+            warn_of_other_training(path, prompt=prompt, video_input="frames")
         self.model, self.prompt, self.solve, self.votes = str(path or model), prompt, solve, votes
         self.temperature, self.seed, self.batch_size = temperature, seed, batch_size
         self.predictions, self.made, self.spent, self.unsolved = {}, {}, Tokens(), 0

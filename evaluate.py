@@ -218,6 +218,8 @@ def open_judge(config):
     if config.base_url:
         return judges.served(config)
     model, processor = load_model(config.model)
+    variant = {"prompt": config.prompt} if config.mode == "judge" and not config.prompt_file else {}
+    judges.warn_of_other_training(config.model, video_input=config.video_input, **variant)
     if config.video_input == "native":
         import native_video
 

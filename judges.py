@@ -2,9 +2,12 @@
 
 import os
 import re
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+import yaml
 from transformers import AutoModelForImageTextToText, AutoProcessor, GenerationConfig
 from transformers.utils.peft_utils import find_adapter_config_file
 
@@ -41,6 +44,15 @@ def load_model(path, device=None, dtype=None):
     processor = AutoProcessor.from_pretrained(str(path))
     processor.tokenizer.padding_side = "left"
     return model, processor
+
+
+def warn_of_other_training(path, **asked):
+    """Say on stderr where train_*.py's config.yaml beside a model has another `prompt` or `video_input` than is asked for."""
+    saved = Path(path) / "config.yaml"
+    script = (yaml.safe_load(saved.read_text(encoding="utf-8")) or {}).get("script") or {} if saved.is_file() else {}
+    for name, value in asked.items():
+        if script.get(name, value) != value:
+            print(f"{saved}: trained with {name} {script[name]}, now asked with {value}: expect other answers", file=sys.stderr)
 
 
 def generation_settings(model, tokenizer, max_new_tokens, temperature, top_p):

@@ -22,7 +22,7 @@ from io import BytesIO
 import matplotlib.pyplot as plt
 from IPython.display import Image, Markdown, display
 
-from analysis.ablation_page import FULL, TABLES, markdown
+from analysis.ablation_page import FULL, SHARES, TABLES, markdown
 
 if not (FOLDER / "tables.json").exists():
     raise FileNotFoundError("the results folder has no tables.json: python -m analysis.ablation_tables experiments/tables")
@@ -167,10 +167,13 @@ ablation("lacks")
 # %% [markdown]
 # ## More data
 #
-# Shares of the pairs that stage 2 reads; the number of steps stays the same, so a small share is read more often.
+# Shares of the pairs that stage 2 reads; the number of steps stays the same, so a small share is read more often. The last
+# table compares the two judges that read the same share, on the same items.
 
 # %%
 ablation("data")
+if SHARES in made["tables"]:
+    display(Markdown("\n".join(markdown(made["tables"][SHARES]))))
 
 # %% [markdown]
 # ## Every ordering with the n that would decide it

@@ -1,6 +1,6 @@
 """The ablation tables: PhyCritic's numbers, and ours beside them, from what experiments/run.py left in a folder.
 
-    python -m analysis.ablation_tables experiments/tables [--claim]
+    python -m analysis.ablation_tables experiments/tables [--claim | --show]
     python -m analysis.ablation_tables experiments/tables --tables strategy self_reference --without reverse mixed/seed2
 
 Reads     results.jsonl and items_*.jsonl.gz of the folder, experiments/paper_numbers.json. A row of a table that is not in
@@ -26,8 +26,8 @@ import yaml
 from scipy import stats
 
 from analysis.ablation_page import (
-    ABSENT, EVALUATIONS, FULL, HOLDS, OPEN, OPTIONAL, PAPER_ROWS, REVERSED, TABLES, findings, latex, ordering_table, readme,
-    share_table, table,
+    ABSENT, EVALUATIONS, FULL, HOLDS, OPEN, OPTIONAL, PAPER_ROWS, REVERSED, SHARES, TABLES, findings, latex, ordering_table,
+    readme, share_table, table,
 )  # fmt: skip
 from analysis.coupling import estimate, is_right, mean_gain, read_rows
 from analysis.verifier_common import command_of, write_summary
@@ -245,7 +245,7 @@ def numbers_of(found, names, paper):
     lines = orderings(compared, paper)
     pages = {title: table(rows, numbers, compared, paper) for title, rows in map(TABLES.get, names)}
     if shares := by_share(found):
-        pages["GRPO minus the supervised judge, by share of the pairs"] = share_table(shares)
+        pages[SHARES] = share_table(shares)
     pages["The paper's orderings"] = ordering_table(lines)
     return {
         "seeds": sorted(found[FULL]), "n": len(next(iter(found[FULL].values()))["judge_test"]), "numbers": numbers,
@@ -263,9 +263,8 @@ def left_out(names, without, seeds):
     return " ".join(parts + ([f"Seeds not run: {', '.join(lacking)}."] if lacking else []))
 
 
-def write(folder, everything, results, paper, claim):
-    """README.md, tables.tex, tables.json and summary.json of the folder; returns the page."""
-    page = "\n".join(readme(everything, results, paper))
+def write(folder, everything, page, claim):
+    """README.md (the page), tables.tex, tables.json and summary.json of the folder."""
     (folder / "README.md").write_text(page + "\n", encoding="utf-8")
     text = "\n".join(line for title, cells in everything["tables"].items() for line in latex(title, cells))
     (folder / "tables.tex").write_text("% made by " + everything["command"] + text + "\n", encoding="utf-8")
@@ -276,7 +275,6 @@ def write(folder, everything, results, paper, claim):
         for name, e in leads.items() if e
     }  # fmt: skip
     write_summary(folder, entries, everything["command"], claim)
-    return page
 
 
 def main(argv=None):
@@ -286,6 +284,7 @@ def main(argv=None):
     parser.add_argument(
         "--without", nargs="+", default=[], help="what is missing and may be: run, or run/seed1; shown as not run"
     )
+    parser.add_argument("--show", action="store_true", help="print the tables, write nothing")
     parser.add_argument("--claim", action="store_true", help="update experiments/headline.json with the claims that are there")
     args = parser.parse_args(argv)
     paper, names = json.loads(PAPER.read_text(encoding="utf-8")), [name for name in TABLES if name in args.tables]
@@ -294,7 +293,11 @@ def main(argv=None):
     except (ValueError, OSError) as error:
         raise SystemExit(f"ablation_tables: {error}") from error
     made = {"command": command_of("analysis.ablation_tables", argv), "left_out": left_out(names, args.without, found[FULL])}
-    print(write(args.folder, made | numbers_of(found, names, paper), results, paper, args.claim))
+    everything = made | numbers_of(found, names, paper)
+    page = "\n".join(readme(everything, results, paper))
+    print(page)
+    if not args.show:
+        write(args.folder, everything, page, args.claim)
 
 
 if __name__ == "__main__":

@@ -251,7 +251,8 @@ def main(argv=None):
     if not args.only and {"two_stages", "mixed"} <= set(matrix["runs"]):
         from analysis import ablation_tables
 
-        return ablation_tables.main([str(args.out)])
+        made = not missing and (out / "tables.json").exists()  # then they are shown, and the record is left as it is
+        return ablation_tables.main([str(args.out), *["--show"] * made])
 
 
 if __name__ == "__main__":

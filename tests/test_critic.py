@@ -305,6 +305,13 @@ def test_settings_that_make_no_sense(settings, match):
         Critic(**settings)
 
 
+def test_a_critic_trained_on_videos_is_said_to_see_frames_now(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(LocalCritic, "load", classmethod(lambda cls, path, **settings: None))
+    (tmp_path / "config.yaml").write_text("script:\n  prompt: self_ref\n  video_input: native\n")
+    Critic(tmp_path)
+    assert "trained with video_input native, now asked with frames" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "change, match",
     [

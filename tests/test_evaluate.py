@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 import evaluate
+import judges
 from analysis import coupling
 from evaluate import Completion, EvaluateConfig
 
@@ -333,6 +334,32 @@ def test_an_adapter_is_merged_into_its_base(folder, loaded, tmp_path):
     assert type(merged) is type(loaded[0]) and processor.tokenizer.padding_side == "left" and not merged.training
     changed = [n for n, w in merged.named_parameters() if not torch.equal(w, loaded[0].get_parameter(n))]
     assert changed and all("q_proj" in name for name in changed)
+
+
+@pytest.mark.parametrize("script, said", [
+    ("prompt: no_self_ref\n  video_input: frames", ["prompt no_self_ref, now asked with self_ref"]),
+    ("prompt: self_ref\n  video_input: native", ["video_input native, now asked with frames"]),
+    ("prompt: no_criteria\n  video_input: native", ["prompt no_criteria, now", "video_input native, now"]),
+    ("prompt: self_ref\n  video_input: frames", []),
+    ("dataset: null", []),  # of before there was a choice, or of stage 1, which has no prompt to choose
+])  # fmt: skip
+def test_another_prompt_or_clip_than_trained_with_is_said(tmp_path, capsys, script, said):
+    (tmp_path / "config.yaml").write_text(f"script:\n  {script}\n")
+    judges.warn_of_other_training(tmp_path, prompt="self_ref", video_input="frames")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == len(said) and all(any(one in line for line in lines) for one in said)
+
+
+@pytest.mark.parametrize("settings, said", [
+    ({}, True),
+    ({"prompt": "no_self_ref"}, False),
+    ({"mode": "question"}, False),  # asked with the question's prompt, whatever the judge's was
+])  # fmt: skip
+def test_an_evaluation_says_so(tmp_path, capsys, monkeypatch, settings, said):
+    (tmp_path / "config.yaml").write_text("script:\n  prompt: no_self_ref\n")
+    monkeypatch.setattr(evaluate, "load_model", lambda path: (None, None))
+    evaluate.open_judge(evaluate.EvaluateConfig(**{"model": str(tmp_path), "mode": "judge", "out": "x.json"} | settings))
+    assert ("trained with prompt no_self_ref" in capsys.readouterr().err) is said
 
 
 def command(folder, out, *more):

@@ -90,7 +90,7 @@ def test_the_ablation_notebook_on_a_small_result_set(tmp_path, monkeypatch):
     notebook = nbformat.read(path, 4)
     assert cells_of(notebook) == cells_of(notebooks.read_source(source))
     made, text = json.loads((tmp_path / "tables.json").read_text()), shown(notebook)
-    assert all("\n".join(markdown(cells)) in text for cells in made["tables"].values()) and len(made["tables"]) == 6
+    assert all("\n".join(markdown(cells)) in text for cells in made["tables"].values()) and len(made["tables"]) == 7
     assert "This table was left out: not run yet." in text and "| scale_rewards batch | - | not run |" in "".join(text)
     assert "two stages over mixed, one stage (judge): +25.0 [" in "".join(text)
     images = [o["data"]["image/png"] for o in outputs_of(notebook) if "image/png" in o.get("data", {})]
