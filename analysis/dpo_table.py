@@ -48,18 +48,20 @@ def pair_counts(files):
 
 
 def measure(runs, seeds, skip):
-    """{kind: {split: {"accuracy", "gain"}, "pairs"}} in percent and points; the base has neither gain nor pairs."""
+    """{kind: {split: {"accuracy", "gain", "over_verifier", "seeds"}, "pairs"}} in percent and points; the base has the first only."""
     base = {split: counted_rows(runs / f"base_{split}.jsonl", skip) for split in SPLITS}
     found = {"base": {split: {"accuracy": percent(estimate(rows, is_right))} for split, rows in base.items()}}
-    for kind in KINDS:
-        for split in SPLITS:
-            rows = [counted_rows(runs / seed / kind / f"{split}.jsonl", skip) for seed in seeds]
-            if any(set(map(row_key, some)) != set(map(row_key, base[split])) for some in rows):
+    for split in SPLITS:
+        rows = {kind: [counted_rows(runs / seed / kind / f"{split}.jsonl", skip) for seed in seeds] for kind in KINDS}
+        for kind, by_seed in rows.items():
+            if any(set(map(row_key, some)) != set(map(row_key, base[split])) for some in by_seed):
                 raise ValueError(f"{runs}: {kind}, {split}: other questions than the base's; evaluate all with one --limit")
-            pooled = percent(estimate([row for some in rows for row in some], is_right))
-            entry = {"accuracy": pooled, "gain": gain(rows, [base[split]] * len(rows))}
-            entry["seeds"] = [percent(estimate(some, is_right))["value"] for some in rows]
+            entry = {"accuracy": percent(estimate([row for some in by_seed for row in some], is_right))}
+            entry["gain"] = gain(by_seed, [base[split]] * len(seeds))
+            entry["over_verifier"] = gain(by_seed, rows["verifier"])
+            entry["seeds"] = [percent(estimate(some, is_right))["value"] for some in by_seed]
             found.setdefault(kind, {})[split] = entry
+    for kind in KINDS:
         found[kind]["pairs"] = pair_counts([runs / seed / kind / "pairs.json" for seed in seeds])
     return found
 
@@ -75,11 +77,13 @@ def cell(entry, sign=""):
 
 def table(found):
     """Markdown lines: a row a kind of pairs."""
-    lines = ["| Trained on | Test, % | points | Out of distribution, % | points | Each seed, test | Paper (7B) |", "|---" * 7 + "|"]
+    head = ["Trained on", "Test, %", "points", "points over the verifier's", "Out of distribution, %", "points", "Each seed, test"]
+    lines = ["| " + " | ".join([*head, "Paper (7B)"]) + " |", "|---" * (len(head) + 1) + "|"]
     for kind, splits in found.items():
-        cells = [KINDS.get(kind, "nothing: the policy")]
-        for split in SPLITS:
-            cells += [cell(splits[split]["accuracy"]), cell(splits[split]["gain"], "+") if kind != "base" else "-"]
+        test, ood = (splits[split] for split in SPLITS)
+        leads = [cell(entry, "+") if entry else "-" for entry in (test.get("gain"), test.get("over_verifier"), ood.get("gain"))]
+        leads[1] = "-" if kind == "verifier" else leads[1]
+        cells = [KINDS.get(kind, "nothing: the policy"), cell(test["accuracy"]), *leads[:2], cell(ood["accuracy"]), leads[2]]
         cells += [", ".join(f"{v:.1f}" for v in splits["test"].get("seeds", [])) or "-", str(PAPER.get(kind, "-"))]
         lines.append("| " + " | ".join(cells) + " |")
     return lines

@@ -33,6 +33,7 @@ def test_the_table_pairs_questions_leaves_out_the_looked_at_and_sums_the_pairs(d
     assert found["base"]["test"]["accuracy"]["n"] == 6 and found["base"]["ood"]["accuracy"]["n"] == 10
     gain = found["critic"]["test"]["gain"]
     assert (gain["n"], gain["value"]) == (12, pytest.approx(100 * (5 - 3) / 6))
+    assert found["pivot"]["test"]["over_verifier"]["value"] == 0
     page = (dpo_runs / "out" / "README.md").read_text()
     assert "| critic's pairs | 16 | 10 | 10 | 0 | 0 | 0 | 4 one text, 2 undecided |" in page and "first 4 test questions" in page
     summary = json.loads((dpo_runs / "out" / "summary.json").read_text())["headline"]
