@@ -22,7 +22,6 @@ import json
 import os
 import platform
 import shlex
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -41,6 +40,7 @@ import official_scores
 import rewards
 import sources
 from analysis.coupling import chi2_p, paired_difference, read_rows, row_key, summarise
+from analysis.headline import commit
 from judges import Completion, complete, find_adapter_config_file, load_model
 
 __all__ = ["Completion", "chi2_p", "complete", "evaluate", "find_adapter_config_file", "load_model", "paired_difference"]
@@ -265,13 +265,8 @@ def write_missing(config, tasks, rows, stream):
 
 def provenance():
     """The command, commit, versions and machine that made a result; commit None outside a git repository."""
-    words = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        commit = subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip() or None
-    except FileNotFoundError:  # no git on this machine
-        commit = None
     versions = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
-    return {"command": shlex.join(["python", *sys.argv]), "commit": commit, "versions": versions, "machine": judges.machine()}
+    return {"command": shlex.join(["python", *sys.argv]), "commit": commit(), "versions": versions, "machine": judges.machine()}
 
 
 def evaluate(config):

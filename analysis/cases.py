@@ -26,7 +26,8 @@ import rewards
 from analysis.counterfactual import side_of
 from analysis.coupling import read_rows
 from analysis.mechanism import FAILURES, failure
-from analysis.verifier_common import command_of, commit
+from analysis.headline import commit
+from analysis.verifier_common import command_of
 from evaluate import content_sha, write_result
 
 ROW_FIELDS = ("order", "prediction", "verdict", "prediction_correct", "verdict_correct", "text", "cut_off")

@@ -28,7 +28,6 @@ import argparse
 import hashlib
 import json
 import math
-import subprocess
 import sys
 from multiprocessing import Pool
 from pathlib import Path
@@ -41,8 +40,8 @@ import numpy as np
 from tqdm import tqdm
 
 import ppt
-from analysis import headline
 from analysis.coupling import exact_interval
+from analysis.verifier_common import write_summary
 
 LARGEST = 64  # candidates that are drawn for every task
 PLACEHOLDERS = {  # guesses, until a recorded critic replaces them: pairs of right and wrong are judged 78% and 77% right
@@ -325,15 +324,9 @@ def write(out, results, args):
     (out / "table.md").write_text("\n".join(table_lines(results)) + "\n", encoding="utf-8")
     draw(results, out / "tournaments.png")
     [main] = [d for d in results["duels"] if d["size"] == args.tested_size and d["method"] == "adaptive"]
-    words = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    commit = subprocess.run(words, cwd=headline.ROOT, capture_output=True, text=True, check=True)
-    entry = {"value": main["ratio"], "low": main["ratio_low"], "high": main["ratio_high"], "n": main["tasks"],
-             "unit": "of the pivot tournament's comparisons", "command": results["command"],
-             "record": str(args.out), "commit": commit.stdout.strip()}  # fmt: skip
-    entries = {"adaptive_comparisons_ratio": entry}
-    (out / "summary.json").write_text(json.dumps({"headline": entries}, indent=1) + "\n", encoding="utf-8")
-    if args.claim:
-        headline.update(entries)
+    entry = {"value": main["ratio"], "low": main["ratio_low"], "high": main["ratio_high"], "n": main["tasks"]}
+    entries = {"adaptive_comparisons_ratio": entry | {"unit": "of the pivot tournament's comparisons"}}
+    write_summary(args.out, entries, results["command"], args.claim)
 
 
 def parse(argv):

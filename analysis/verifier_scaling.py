@@ -37,7 +37,8 @@ import numpy as np
 import data
 import prompts
 from analysis.coupling import clustered_interval, mean_gain
-from analysis.verifier_common import command_of, commit, served, smollm
+from analysis.headline import commit
+from analysis.verifier_common import command_of, served, smollm
 from backends import ServerBackend
 from calls import sha
 from physworld.dataset import pairs_file
