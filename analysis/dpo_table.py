@@ -114,7 +114,7 @@ def main(argv=None):
     lines = ["# DPO with the critic's pairs", "", f"Seeds {', '.join(seeds)} pooled; n in results.json. Command: `{command}`.", ""]
     if args.skip:
         lines[2] += f" The first {args.skip} test questions chose settings and are not counted."
-    lines += [*table(found), "", "Pairs, summed over the seeds:", "", *pairs_table(found), ""]
+    lines += [*table(found), "", "## Pairs, summed over the seeds", "", *pairs_table(found), ""]
     (args.out / "README.md").write_text("\n".join(lines), encoding="utf-8")
     entries = {f"dpo_gain_{kind}_pairs": found[kind]["test"]["gain"] | {"unit": "points"} for kind in ("critic", "verifier")}
     write_summary(args.out, entries, command, args.claim)

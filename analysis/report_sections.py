@@ -294,8 +294,10 @@ def dpo(experiments):
     }
     caption = "Question accuracy after DPO, by what made the pairs; seeds pooled, 95% intervals over questions."
     figure = dots(rows, "question accuracy, %", f"Question accuracy in percent after DPO. {told(rows)}.", caption)
-    table = pick(markdown_tables(folder / "README.md"), "", folder / "README.md") | {"title": "Points against the policy, paired"}
-    return section("DPO", folder, ["Do the critic's preferences make a better policy?"], [figure], [table])
+    page = folder / "README.md"
+    table = pick(markdown_tables(page), "", page) | {"title": "Points against the policy, paired"}
+    pairs = pick(markdown_tables(page), "Pairs", page)
+    return section("DPO", folder, ["Do the critic's preferences make a better policy?"], [figure], [table, pairs])
 
 
 def growth_figure(points, axis):
