@@ -28,6 +28,8 @@ from trl import GRPOConfig, ModelConfig, TrlParser, get_peft_config, get_quantiz
 from trl.import_utils import is_vllm_available
 from trl.trainer.utils import create_model_from_path
 
+from analysis.headline import commit
+
 ROOT = Path(__file__).resolve().parent
 
 
@@ -380,6 +382,7 @@ def write_config(script_args, args, model_args):
     packages = ["torch", "transformers", "trl", "peft", "accelerate", "datasets"]
     config = {
         "command": shlex.join(sys.argv),
+        "commit": commit(),
         "processes": args.world_size,
         "versions": {name: version(name) for name in packages},
         "script": dataclasses.asdict(script_args),

@@ -249,7 +249,11 @@ def train(script_args, args, model_args):
     processor, max_frames = start["processing_class"], script_args.max_frames
     reasons = [same_for_the_trainer(pair, processor, args.max_length, max_frames) for pair in pairs]
     pairs = [pair for pair, reason in zip(pairs, reasons) if reason is None]
-    log(f"DPO starts from {start['model']}: {len(pairs)} pairs, refused {dict(Counter(filter(None, reasons)))}")
+    counts = {"pairs": len(pairs), "refused": dict(Counter(filter(None, reasons)))}
+    log(f"DPO starts from {start['model']}: {counts['pairs']} pairs, refused {counts['refused']}")
+    if not args.process_index:
+        Path(args.output_dir).mkdir(parents=True, exist_ok=True)
+        data.write_whole(Path(args.output_dir) / "trained_pairs.json", json.dumps(counts) + "\n")
     if not pairs:
         raise ValueError(f"{path}: no pair is left to train on; sample more questions or responses")
     dpo = PolicyDPOTrainer(**start, args=args, train_dataset=preference_dataset(pairs, max_frames))

@@ -165,14 +165,15 @@ def readme(everything, results, paper):
         "# Ablation tables", "",
         f"Seeds {everything['seeds']}; {everything['n']} judgements a seed on the test split (both orders of each pair); greedy "
         "decoding. Percent with 95% intervals that resample questions, seeds pooled; differences in points, paired by item and "
-        "seed; p by flipping the signs of whole questions, Holm-corrected over all rows shown. OOD: other gravity, friction, "
-        "sizes, colours, shapes.", "",
+        "seed; p by flipping the signs of whole questions, Holm-corrected over all rows within each evaluation, and over its "
+        "shares in the table by share. OOD: the scale's evaluations out of distribution (experiments/matrix/).", "",
         *([f"**Not all of the matrix is here.** {everything['left_out']}", ""] if everything["left_out"] else []),
         "The paper's numbers (7B): PhyCritic-Bench / CosmosReason1-Bench / VL-RewardBench, of alpha_sp PhyCritic-Bench "
         f"overall / macro; {paper['source']}. An ordering is decided where Holm's p is below 5% and two seeds or more are all on "
         "the same side; else the n that would decide it is given (questions, at 80% power and 5% over all rows; the n of seeds "
         "rests on the spread of only a few).", "",
-        f"Commands: `python experiments/run.py experiments/tables.yaml`; `{everything['command']}`. "
+        f"Commands: `python experiments/run.py experiments/tables.yaml` (of another scale with its --scale, --out and --work); "
+        f"`{everything['command']}`. "
         f"Machine: {results[-1]['machine']}; versions: {results[-1]['versions']}; "
         f"{'commit' if len(commits) == 1 else 'SEVERAL commits'}: {', '.join(commits)}.", "",
         "## Which of the paper's orderings hold", "", *everything["findings"],

@@ -1,12 +1,13 @@
 """The ablation tables: PhyCritic's numbers, and ours beside them, from what experiments/run.py left in a folder.
 
-    python -m analysis.ablation_tables experiments/tables [--claim | --show]
+    python -m analysis.ablation_tables experiments/tables [--claim]
     python -m analysis.ablation_tables experiments/tables --tables strategy self_reference --without reverse mixed/seed2
 
 Reads     results.jsonl and items_*.jsonl.gz of the folder, experiments/paper_numbers.json. A row of a table that is not in
           the results, or lacks a seed that another has, is an error that names it, unless --tables leaves out its table or
           --without names it: the page then says so, and the row reads "not run". What is there cannot be left out by --without.
-Writes    README.md and tables.tex (the tables), tables.json (every number), summary.json (the claims)
+Writes    README.md and tables.tex (the tables), tables.json (every number), summary.json (the claims); without --claim
+          only where the tables differ from those that are there
 
 Accuracy in percent pools the seeds; its 95% interval resamples questions. A row is compared with the full method (two
 stages) on the same items of the same seed; p is of a sign-flip test over questions, Holm-corrected over all rows. Interval
@@ -277,6 +278,13 @@ def write(folder, everything, page, claim):
     write_summary(folder, entries, everything["command"], claim)
 
 
+def written(folder, everything):
+    """Does the folder's record say all this already? Its command and commit, or a last digit, are no reason to write it anew."""
+    path, said = folder / "tables.json", ("left_out", "findings", "tables")
+    made = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return all(made.get(name) == everything[name] for name in said)
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("folder", type=Path, help="what experiments/run.py wrote, e.g. experiments/tables")
@@ -284,7 +292,6 @@ def main(argv=None):
     parser.add_argument(
         "--without", nargs="+", default=[], help="what is missing and may be: run, or run/seed1; shown as not run"
     )
-    parser.add_argument("--show", action="store_true", help="print the tables, write nothing")
     parser.add_argument("--claim", action="store_true", help="update experiments/headline.json with the claims that are there")
     args = parser.parse_args(argv)
     paper, names = json.loads(PAPER.read_text(encoding="utf-8")), [name for name in TABLES if name in args.tables]
@@ -296,7 +303,7 @@ def main(argv=None):
     everything = made | numbers_of(found, names, paper)
     page = "\n".join(readme(everything, results, paper))
     print(page)
-    if not args.show:
+    if args.claim or not written(args.folder, everything):
         write(args.folder, everything, page, args.claim)
 
 

@@ -1,6 +1,6 @@
 """DPO of a policy with three kinds of pairs (PhyCritic's Table 8): question accuracy against the policy it started from.
 
-    python -m analysis.dpo_table experiments/2026-11-30_dpo runs/dpo --skip 500 [--claim]
+    bash experiments/dpo.sh; python -m analysis.dpo_table experiments/2026-11-30_dpo runs/dpo --skip 500 [--claim]
 
 Reads <runs>/base_<split>.jsonl and <runs>/<seed>/<pairs by>/<split>.jsonl, rows of evaluate.py --mode question, and the counts
 that train_dpo.py pairs leaves. --skip leaves out the first test questions (evaluate.py's order), those that settings were
@@ -27,7 +27,7 @@ def finished_rows(path):
     """Rows of a finished evaluation; raises ValueError with the remedy."""
     result = path.with_suffix(".json")
     if not result.is_file() or not json.loads(result.read_text(encoding="utf-8")).get("finished"):
-        raise ValueError(f"{result} is missing or not finished: run the commands in experiments/LOG.md again")
+        raise ValueError(f"{result} is missing or not finished: run bash experiments/dpo.sh again")
     return read_rows(path)
 
 
@@ -48,7 +48,7 @@ def pair_counts(files):
 
 
 def measure(runs, seeds, skip):
-    """{kind: {split: {"accuracy", "gain", "over_verifier", "seeds"}, "pairs"}} in percent and points; the base has the first only."""
+    """{kind: {split: {"accuracy", "gain", "over_verifier"}, "pairs"}} in percent and points; the base has the first only."""
     base = {split: counted_rows(runs / f"base_{split}.jsonl", skip) for split in SPLITS}
     found = {"base": {split: {"accuracy": percent(estimate(rows, is_right))} for split, rows in base.items()}}
     for split in SPLITS:
@@ -58,8 +58,10 @@ def measure(runs, seeds, skip):
                 raise ValueError(f"{runs}: {kind}, {split}: other questions than the base's; evaluate all with one --limit")
             entry = {"accuracy": percent(estimate([row for some in by_seed for row in some], is_right))}
             entry["gain"] = gain(by_seed, [base[split]] * len(seeds))
-            entry["over_verifier"] = gain(by_seed, rows["verifier"])
-            entry["seeds"] = [percent(estimate(some, is_right))["value"] for some in by_seed]
+            entry["gain_seeds"] = [gain([some], [base[split]])["value"] for some in by_seed]
+            if kind != "verifier":
+                entry["over_verifier"] = gain(by_seed, rows["verifier"])
+                entry["over_verifier_seeds"] = [gain([a], [b])["value"] for a, b in zip(by_seed, rows["verifier"])]
             found.setdefault(kind, {})[split] = entry
     for kind in KINDS:
         found[kind]["pairs"] = pair_counts([runs / seed / kind / "pairs.json" for seed in seeds])
@@ -75,16 +77,26 @@ def cell(entry, sign=""):
     return "{value:{s}.1f} [{low:{s}.1f}, {high:{s}.1f}]".format(s=sign, **{k: entry[k] for k in ("value", "low", "high")})
 
 
+def lead(entry, name):
+    """A gain in points with those of its seeds, whose spread the interval (over questions) leaves out; "-" without one.
+
+    >>> lead({"gain": {"value": 4.2, "low": 1.6, "high": 7.8}, "gain_seeds": [9.9, -0.3]}, "gain")
+    '+4.2 [+1.6, +7.8], seeds -0.3 to +9.9'
+    """
+    if name not in entry:
+        return "-"
+    seeds = entry[name + "_seeds"]
+    return f"{cell(entry[name], '+')}, seeds {min(seeds):+.1f} to {max(seeds):+.1f}"
+
+
 def table(found):
     """Markdown lines: a row a kind of pairs."""
-    head = ["Trained on", "Test, %", "points", "points over the verifier's", "Out of distribution, %", "points", "Each seed, test"]
+    head = ["Trained on", "Test, %", "points over the policy", "over the verifier's", "Out of distribution, %", "over the policy"]
     lines = ["| " + " | ".join([*head, "Paper (7B)"]) + " |", "|---" * (len(head) + 1) + "|"]
     for kind, splits in found.items():
         test, ood = (splits[split] for split in SPLITS)
-        leads = [cell(entry, "+") if entry else "-" for entry in (test.get("gain"), test.get("over_verifier"), ood.get("gain"))]
-        leads[1] = "-" if kind == "verifier" else leads[1]
-        cells = [KINDS.get(kind, "nothing: the policy"), cell(test["accuracy"]), *leads[:2], cell(ood["accuracy"]), leads[2]]
-        cells += [", ".join(f"{v:.1f}" for v in splits["test"].get("seeds", [])) or "-", str(PAPER.get(kind, "-"))]
+        cells = [KINDS.get(kind, "nothing: the policy"), cell(test["accuracy"]), lead(test, "gain"), lead(test, "over_verifier")]
+        cells += [cell(ood["accuracy"]), lead(ood, "gain"), str(PAPER.get(kind, "-"))]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
@@ -108,10 +120,15 @@ def main(argv=None):
     parser.add_argument("--claim", action="store_true", help="update experiments/headline.json")
     args = parser.parse_args(argv)
     seeds = sorted(path.name for path in args.runs.iterdir() if path.is_dir() and path.name.isdigit())
-    found, command = measure(args.runs, seeds, args.skip), command_of("analysis.dpo_table", argv)
+    try:
+        if not seeds:
+            raise ValueError(f"{args.runs} has no folder of a seed (0, 1, ...): run bash experiments/dpo.sh")
+        found, command = measure(args.runs, seeds, args.skip), "bash experiments/dpo.sh; " + command_of("analysis.dpo_table", argv)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"dpo_table: {error}") from error
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "results.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    lines = ["# DPO with the critic's pairs", "", f"Seeds {', '.join(seeds)} pooled; n in results.json. Command: `{command}`.", ""]
+    lines = ["# DPO with the critic's pairs", "", f"Seeds {', '.join(seeds)} pooled, intervals over questions; n in results.json. Command: `{command}`.", ""]
     if args.skip:
         lines[2] += f" The first {args.skip} test questions chose settings and are not counted."
     lines += [*table(found), "", "## Pairs, summed over the seeds", "", *pairs_table(found), ""]

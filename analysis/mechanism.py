@@ -1,6 +1,6 @@
 """Does the critic judge by its own answer? Coupling, counterfactuals, failures, biases, cost and calibration.
 
-    python -m analysis.counterfactual --out runs/mechanism --matrix experiments/tables/results.jsonl
+    python -m analysis.counterfactual --out runs/mechanism --limit 300 --matrix experiments/tables/results.jsonl
     python -m analysis.mechanism runs/mechanism experiments/mechanism [--claim]
 
 Reads the rows of analysis/counterfactual.py (all seeds of a model are pooled; intervals resample questions). Writes into the
@@ -31,8 +31,8 @@ FAILURES = (  # every judgement is in exactly one class
 
 
 def load(folder):
-    """{model: {condition: [row]}} with the seed in each row, and {model: {condition: seconds}}."""
-    models, seconds = {}, {}
+    """{model: {condition: [row]}} with the seed in each row, {model: {condition: seconds}}, and how many pairs were judged."""
+    models, seconds, limits = {}, {}, set()
     for path in sorted(folder.glob("*_seed*")):
         name, seed = path.name.rsplit("_seed", 1)
         for condition in ("own",) if name == UNCHANGED else ("own", *CONDITIONS):
@@ -42,10 +42,13 @@ def load(folder):
                 raise ValueError(f"{result} is missing or not finished: run `python -m analysis.counterfactual` again")
             rows = [row | {"seed": int(seed)} for row in read_rows(path / f"{condition}.jsonl", without="text")]
             models.setdefault(name, {}).setdefault(condition, []).extend(rows)
+            limits.add(found["config"]["limit"])
             seconds.setdefault(name, {}).setdefault(condition, []).append(found["seconds"])
     if "full" not in models:
         raise ValueError(f"{folder} holds no judgements of `full`: it has {sorted(models)}; run analysis/counterfactual.py")
-    return {name: models[name] for name in MATRIX_RUNS if name in models}, seconds
+    if len(limits) > 1:
+        raise ValueError(f"{folder} holds judgements of different --limit: {sorted(limits)}; run analysis/counterfactual.py anew")
+    return {name: models[name] for name in MATRIX_RUNS if name in models}, seconds, limits.pop()
 
 
 def interval(rows, statistic):
@@ -250,18 +253,19 @@ def main(argv=None):
     parser.add_argument("--claim", action="store_true", help="update experiments/headline.json")
     args = parser.parse_args(argv)
     try:
-        models, seconds = load(args.rows)
+        models, seconds, limit = load(args.rows)
     except ValueError as error:
         raise SystemExit(f"mechanism: {error}") from error
     results = {name: analyse(conditions, seconds[name]) for name, conditions in models.items()}
-    command = shlex.join(["python", "-m", "analysis.mechanism", str(args.rows), str(args.out)])
+    judged = f"python -m analysis.counterfactual --out {args.rows} --limit {limit} --matrix experiments/tables/results.jsonl"
+    command = judged + "; " + shlex.join(["python", "-m", "analysis.mechanism", str(args.rows), str(args.out)])
     lines = [
         "# How the critic judges",
         "",
         "Percent with 95% intervals that resample questions; seeds pooled; both orders of each pair.",
         "",
     ]
-    lines += [f"Commands: `python -m analysis.counterfactual --out {args.rows} ...`; `{command}`.", *page(results)]
+    lines += [f"Commands (or --models in place of --matrix): `{command}`.", *page(results)]
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (args.out / "mechanism.json").write_text(

@@ -1,5 +1,7 @@
 """The tables of analysis/mechanism.py as Markdown."""
 
+import statistics
+
 from analysis.demo_report import percent
 
 PAPER_CHI2 = {"stage1": "51.07", "full": "161.76"}
@@ -21,11 +23,12 @@ def coupling_table(results):
     for name, result in results.items():
         c = result["coupling"]
         phi = c["reason"] if c["phi"] is None else f"{c['phi']:+.2f} [{c['low']:+.2f}, {c['high']:+.2f}]"
-        chi2 = "-" if c["chi2"] is None else f"{c['chi2']:.1f} (p {c['p']:.1e})"
+        seeds = [value for value in c["chi2_seeds"] if value is not None]
+        chi2 = f"{statistics.mean(seeds):.1f} ({min(seeds):.1f} to {max(seeds):.1f})" if seeds else "-"
         cells = [f"{right} / {wrong}" for right, wrong in c["table"]]
         rows.append([TITLES[name], *cells, chi2, phi, PAPER_CHI2.get(name, "-")])
-    head = ["", "solved right: judged right / wrong", "solved wrong: right / wrong", "chi-square", "phi", "paper's chi-square"]
-    return table("Coupling of self-prediction and judgement (order 12)", head, rows)
+    head = ["", "solved right: judged right / wrong", "solved wrong: right / wrong", "chi-square, mean of seeds (range)", "phi", "paper's chi-square"]
+    return table("Coupling of self-prediction and judgement (order 12; counts of all seeds)", head, rows)
 
 
 def counterfactual_table(results):
@@ -74,7 +77,7 @@ def cost_table(results):
         c = result["cost"]
         tokens = [f"{c['generated']:.1f}", f"{c['prompt']:.1f}", f"{c['seconds']:.4f}"]
         rows.append([TITLES[name], *tokens, percent(c["accuracy"]), f"{c['per_100_tokens']:.1f}"])
-    head = ["", "generated tokens", "prompt tokens", "seconds", "accuracy, %", "points of accuracy for 100 generated tokens"]
+    head = ["", "generated tokens", "prompt tokens", "seconds (as busy as the machine was)", "accuracy, %", "points of accuracy for 100 generated tokens"]
     return table("Cost of a judgement", head, rows)
 
 

@@ -295,7 +295,7 @@ def dpo(experiments):
     caption = "Question accuracy after DPO, by what made the pairs; seeds pooled, 95% intervals over questions."
     figure = dots(rows, "question accuracy, %", f"Question accuracy in percent after DPO. {told(rows)}.", caption)
     page = folder / "README.md"
-    table = pick(markdown_tables(page), "", page) | {"title": "Points against the policy, paired"}
+    table = pick(markdown_tables(page), "", page) | {"title": "Points are paired by question and seed"}
     pairs = pick(markdown_tables(page), "Pairs", page)
     return section("DPO", folder, ["Do the critic's preferences make a better policy?"], [figure], [table, pairs])
 

@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # where this is started as a script
 
 from analysis.coupling import read_rows, row_key
-from data import write_whole
+from data import open_lines, write_whole
 from evaluate import open_rows, provenance
 from experiments.plan import plan, read_matrix, start_weights
 
@@ -71,14 +71,19 @@ def execute(command, log, environment, threads):
 
 
 def train(stage, environment, threads):
-    """Train a stage unless it is finished; returns what its finished.json holds."""
-    done, checkpoints = stage.folder / "finished.json", list(stage.folder.glob("checkpoint-*"))
-    if not done.exists():
-        started = time.time()
-        execute(stage.command, stage.folder.with_name(stage.folder.name + ".log"), environment, threads)
-        tidy(stage.folder)
-        note = {"seconds": round(time.time() - started, 1), "resumed": bool(checkpoints), "command": shlex.join(stage.command)}
-        write_whole(done, json.dumps(note) + "\n")
+    """Train a stage unless it is finished; returns what its finished.json holds. Raises Failed where another call is at it."""
+    done = stage.folder / "finished.json"
+    try:
+        lock = open_lines(stage.folder.with_name(stage.folder.name + ".lock"))
+    except BlockingIOError:
+        raise Failed(f"{stage.folder} is being trained by another call of this script: wait for it, then start again") from None
+    with lock:
+        if not done.exists():
+            started, resumed = time.time(), any(stage.folder.glob("checkpoint-*"))
+            execute(stage.command, stage.folder.with_name(stage.folder.name + ".log"), environment, threads)
+            tidy(stage.folder)
+            note = {"seconds": round(time.time() - started, 1), "resumed": resumed, "command": shlex.join(stage.command)}
+            write_whole(done, json.dumps(note) + "\n")
     return json.loads(done.read_text())
 
 
@@ -123,20 +128,24 @@ def finish(run, trained, out):
     row["stages"] = [
         {"stage": s.name, "folder": str(s.folder), "config": s.config} | note for s, note in zip(run.stages, trained)
     ]
-    row["evaluations"], versions = {}, {}
+    row["evaluations"], versions, commits = {}, {}, set()
     for stage in run.stages:
-        versions |= yaml.safe_load((stage.folder / "config.yaml").read_text(encoding="utf-8"))["versions"]
+        made = yaml.safe_load((stage.folder / "config.yaml").read_text(encoding="utf-8"))
+        versions |= made["versions"]
+        commits.add(made.get("commit"))
     for name, (path, *_) in run.evaluations.items():
         result = json.loads(path.read_text(encoding="utf-8"))
         if not result["finished"]:
             raise Failed(f"{path} did not finish: {result['failed']}")
         rows = read_rows(path.with_suffix(".jsonl"), without="text")
         keep_items(rows, out / f"items_{name}.jsonl.gz")
+        commits.add(result["commit"])
         metrics = {field: result[field] for field in KEPT if field in result}
         where = {"config": result["config"], "rows": str(path.with_suffix(".jsonl"))}
         row["evaluations"][name] = where | {"metrics": metrics} | outcomes(rows)
     made = provenance()
-    return row | {"commit": made["commit"], "versions": versions | made["versions"], "machine": made["machine"]}
+    row["commit"] = ", ".join(sorted(filter(None, commits))) or None  # of all that made the run
+    return row | {"versions": versions | made["versions"], "machine": made["machine"]}
 
 
 def do(run, scale, threads, broken):
@@ -223,6 +232,8 @@ def main(argv=None):
     matrix, scale, configs = read_matrix(args.matrix, args.scale)
     out, work = (ROOT / args.out).resolve(), args.work
     runs, notes = plan(matrix, scale, configs, work, args.seeds or matrix["seeds"], args.only, start_weights(scale))
+    if not runs:
+        return print("\n".join(["nothing to run", *notes]))
     if args.dry_run:
         path = out / "results.jsonl"
         dry_run(runs, scale, {row["id"] for row in read_rows(path)} if path.exists() else set())
@@ -251,8 +262,7 @@ def main(argv=None):
     if not args.only and {"two_stages", "mixed"} <= set(matrix["runs"]):
         from analysis import ablation_tables
 
-        made = not missing and (out / "tables.json").exists()  # then they are shown, and the record is left as it is
-        return ablation_tables.main([str(args.out), *["--show"] * made])
+        return ablation_tables.main([str(args.out)])
 
 
 if __name__ == "__main__":

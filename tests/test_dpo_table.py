@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 
 import pytest
 
@@ -33,7 +34,8 @@ def test_the_table_pairs_questions_leaves_out_the_looked_at_and_sums_the_pairs(d
     assert found["base"]["test"]["accuracy"]["n"] == 6 and found["base"]["ood"]["accuracy"]["n"] == 10
     gain = found["critic"]["test"]["gain"]
     assert (gain["n"], gain["value"]) == (12, pytest.approx(100 * (5 - 3) / 6))
-    assert found["pivot"]["test"]["over_verifier"]["value"] == 0
+    assert found["pivot"]["test"]["over_verifier"]["value"] == 0 and "over_verifier" not in found["verifier"]["test"]
+    assert gain["value"] == pytest.approx(found["critic"]["test"]["gain_seeds"][1]), "both seeds are alike here"
     page = (dpo_runs / "out" / "README.md").read_text()
     assert "| critic's pairs | 16 | 10 | 10 | 0 | 0 | 0 | 4 one text, 2 undecided |" in page and "first 4 test questions" in page
     summary = json.loads((dpo_runs / "out" / "summary.json").read_text())["headline"]
@@ -44,10 +46,12 @@ def test_the_table_pairs_questions_leaves_out_the_looked_at_and_sums_the_pairs(d
     (lambda runs: (runs / "1" / "pivot" / "ood.json").unlink(), "0", "ood.json is missing or not finished"),
     (lambda runs: (runs / "base_test.json").write_text('{"finished": false}'), "0", "base_test.json is missing or not finished"),
     (lambda runs: None, "10", "--skip 10 leaves no row"),
+    (lambda runs: [shutil.rmtree(runs / seed) for seed in "01"], "0", "has no folder of a seed"),
+    (lambda runs: (runs / "1" / "critic" / "pairs.json").unlink(), "0", "critic/pairs.json"),
     (lambda runs: (runs / "0" / "critic" / "test.jsonl").open("a").write('{"id": "z", "cluster": "z", "correct": true}\n'), "0",
      "critic, test: other questions than the base's"),
 ])  # fmt: skip
 def test_a_table_that_cannot_be_made_says_why(dpo_runs, spoil, skip, message):
     spoil(dpo_runs / "runs")
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(SystemExit, match=message):
         dpo_table.main([str(dpo_runs / "out"), str(dpo_runs / "runs"), "--skip", skip])

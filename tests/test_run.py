@@ -181,7 +181,7 @@ def small(tmp_path, monkeypatch):
         if "evaluate.py" not in command:
             (out / "checkpoint-60").mkdir(parents=True)
             (out / "checkpoint-60" / "trainer_state.json").write_text("{}")
-            return (out / "config.yaml").write_text("versions: {trl: 1.16.0}")
+            return (out / "config.yaml").write_text("{versions: {trl: 1.16.0}, commit: a}")
         out.parent.mkdir(parents=True, exist_ok=True)
         judge = "judge" in out.name
         rows = [{"id": f"q{i}", "suite": "s", "cluster": f"c{i}", "order": o} for i in (2, 0, 1) for o in ("21", "12")]
@@ -190,7 +190,7 @@ def small(tmp_path, monkeypatch):
             row |= {"verdict_correct": right, "prediction_correct": None} if judge else {"correct": not right}
         rows = rows if judge else [row | {"order": None} for row in rows[::2]]
         out.with_suffix(".jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        out.write_text(json.dumps({"finished": True, "config": {}, "accuracy": {"value": 2 / 3}, "seconds": 1.0}))
+        out.write_text(json.dumps({"finished": True, "config": {}, "accuracy": {"value": 2 / 3}, "seconds": 1.0, "commit": "b"}))
 
     monkeypatch.setattr(run, "execute", pretend)
     words = [str(tmp_path / "matrix.yaml"), "--out", str(tmp_path / "out"), "--work", str(tmp_path / "work")]
@@ -210,7 +210,8 @@ def test_a_matrix_is_run_once(small, capsys):
     assert [(row["run"], row["seed"]) for row in rows] == [("base", 0), ("one", 0), ("two", 0), ("one", 1), ("two", 1)]
     judged = rows[2]["evaluations"]["judge"]
     assert judged["right"] == "001111" and judged["own"] == "------" and rows[2]["evaluations"]["question"]["right"] == "100"
-    assert rows[2]["stages"][1]["config"]["alpha_sp"] == 0.1 and rows[2]["versions"]["trl"] == "1.16.0" and rows[2]["commit"]
+    assert rows[2]["stages"][1]["config"]["alpha_sp"] == 0.1 and rows[2]["versions"]["trl"] == "1.16.0"
+    assert (rows[0]["commit"], rows[2]["commit"]) == ("b", "a, b"), "of every training and evaluation, not of this script"
     items = gzip.decompress((folder / "out" / "items_judge.jsonl.gz").read_bytes()).decode().splitlines()
     assert json.loads(items[1]) == {"id": "q0", "order": "21", "suite": "s", "cluster": "c0"}, (
         "one item for each outcome, by id"
@@ -231,6 +232,17 @@ def test_a_killed_matrix_keeps_whole_rows_and_finished_stages(small):
     main("--seeds", "0")
     assert [(row["run"], row["seed"]) for row in results(folder)] == [("base", 0), ("one", 0), ("two", 0)]
     assert not any("train_" in command for command in commands[before:]), "its stages were finished"
+
+
+def test_a_stage_that_another_call_trains_is_not_trained_twice(small, capsys):
+    main, commands, folder = small
+    start = run.start_weights({"start": {"base": "physworld/tiny_vlm"}})
+    planned = plan.plan(*plan.read_matrix(str(folder / "matrix.yaml")), folder / "work", [0], ["one"], start)
+    [stage] = planned[0][0].stages
+    with data.open_lines(stage.folder.with_name(stage.folder.name + ".lock")):
+        assert main("--seeds", "0", "--only", "one") == 1
+    assert not commands and "is being trained by another call" in capsys.readouterr().out
+    assert main("--seeds", "0", "--only", "one") is None and len(commands) == 3
 
 
 def test_a_stage_that_fails_is_tried_once_and_the_others_go_on(small, monkeypatch, capsys):

@@ -425,6 +425,7 @@ def test_both_commands_as_typed_from_another_folder(base, tmp_path):
     trained = run("train", "--pairs", "pairs.jsonl", "--max_steps", "2", "--per_device_train_batch_size", "2")
     assert trained.returncode == 0, trained.stderr[-3000:]
     assert "4 pairs, refused {}" in trained.stdout and "rewards/margins" in trained.stdout
+    assert json.loads((tmp_path / "out" / "trained_pairs.json").read_text()) == {"pairs": 4, "refused": {}}
     assert yaml.safe_load((tmp_path / "out/config.yaml").read_text())["training"]["max_length"] is None
     weights = safetensors.torch.load_file(tmp_path / "out/adapter_model.safetensors")
     assert any(tensor.any() for name, tensor in weights.items() if "lora_B" in name)
