@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -221,6 +222,20 @@ def test_a_matrix_is_run_once(small, capsys):
     before = len(commands)
     assert main() is None and len(commands) == before and len(results(folder)) == 5, "all is there"
     assert "two " in capsys.readouterr().out
+
+
+def test_the_committed_matrix_is_whole_and_shows_its_tables_without_running_anything(tmp_path, monkeypatch):
+    shutil.copytree(ROOT / "experiments/tables", tmp_path / "tables")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "tables").iterdir()}
+    rows, shown = [json.loads(line) for line in before["results.jsonl"].splitlines()], []
+    weights = {row["start"]: row["weights"] for row in rows}  # those of the taught base are not committed
+    assert weights["base"] == plan.content_sha(ROOT / "physworld/tiny_vlm")
+    monkeypatch.setattr(run, "start_weights", lambda scale: weights)
+    monkeypatch.setattr(ablation_tables, "main", shown.append)
+    monkeypatch.setattr(run, "execute", lambda command, *rest: pytest.fail(f"it would run {shlex.join(command)}"))
+    assert run.main([MATRIX, "--out", str(tmp_path / "tables"), "--work", str(tmp_path / "work")]) is None
+    assert shown == [[str(tmp_path / "tables")]]
+    assert {path.name: path.read_bytes() for path in (tmp_path / "tables").iterdir()} == before
 
 
 def test_a_killed_matrix_keeps_whole_rows_and_finished_stages(small):
