@@ -128,10 +128,10 @@ def main(argv=None):
         raise SystemExit(f"dpo_table: {error}") from error
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "results.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    lines = ["# DPO with the critic's pairs", "", f"Seeds {', '.join(seeds)} pooled, intervals over questions; n in results.json. Command: `{command}`.", ""]
+    about = f"Seeds {', '.join(seeds)} pooled, intervals over questions; n in results.json. Command: `{command}`."
     if args.skip:
-        lines[2] += f" The first {args.skip} test questions chose settings and are not counted."
-    lines += [*table(found), "", "## Pairs, summed over the seeds", "", *pairs_table(found), ""]
+        about += f" The first {args.skip} test questions chose settings and are not counted."
+    lines = ["# DPO with the critic's pairs", "", about, "", *table(found), "", "## Pairs, summed over the seeds", "", *pairs_table(found), ""]
     (args.out / "README.md").write_text("\n".join(lines), encoding="utf-8")
     entries = {f"dpo_gain_{kind}_pairs": found[kind]["test"]["gain"] | {"unit": "points"} for kind in ("critic", "verifier")}
     write_summary(args.out, entries, command, args.claim)

@@ -27,7 +27,8 @@ def coupling_table(results):
         chi2 = f"{statistics.mean(seeds):.1f} ({min(seeds):.1f} to {max(seeds):.1f})" if seeds else "-"
         cells = [f"{right} / {wrong}" for right, wrong in c["table"]]
         rows.append([TITLES[name], *cells, chi2, phi, PAPER_CHI2.get(name, "-")])
-    head = ["", "solved right: judged right / wrong", "solved wrong: right / wrong", "chi-square, mean of seeds (range)", "phi", "paper's chi-square"]
+    head = ["", "solved right: judged right / wrong", "solved wrong: right / wrong"]
+    head += ["chi-square, mean of seeds (range)", "phi", "paper's chi-square"]
     return table("Coupling of self-prediction and judgement (order 12; counts of all seeds)", head, rows)
 
 
@@ -77,8 +78,8 @@ def cost_table(results):
         c = result["cost"]
         tokens = [f"{c['generated']:.1f}", f"{c['prompt']:.1f}", f"{c['seconds']:.4f}"]
         rows.append([TITLES[name], *tokens, percent(c["accuracy"]), f"{c['per_100_tokens']:.1f}"])
-    head = ["", "generated tokens", "prompt tokens", "seconds (as busy as the machine was)", "accuracy, %", "points of accuracy for 100 generated tokens"]
-    return table("Cost of a judgement", head, rows)
+    head = ["", "generated tokens", "prompt tokens", "seconds (as busy as the machine was)", "accuracy, %"]
+    return table("Cost of a judgement", [*head, "points of accuracy for 100 generated tokens"], rows)
 
 
 def calibration_table(results):
