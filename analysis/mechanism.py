@@ -119,7 +119,7 @@ def counterfactuals(conditions):
         results[name], rows = flips(own, conditions[name])
         changed[name] = {(row["seed"], row["id"], row["order"]): row for row in rows}
     gains = {}
-    for key in changed["other"].keys() & changed["same_words"].keys():
+    for key in filter(changed["same_words"].__contains__, changed["other"]):  # in order: a set's would move the interval
         moved = [
             (row := changed[name][key])["verdict"] not in (None, row["before"]) for name in ("other", "same_words")
         ]  # as flips
