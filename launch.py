@@ -6,7 +6,9 @@
 - resuming from the newest checkpoint that is whole.
 """
 
+import atexit
 import dataclasses
+import gc
 import importlib
 import json
 import os
@@ -395,8 +397,23 @@ def write_config(script_args, args, model_args):
 
 
 def train_and_save(grpo, script_args, model_args):
-    """Record the configuration, train (resuming where asked), save the model and its processor to output_dir."""
+    """Record the configuration, train (resuming where asked), save the model and its processor to output_dir.
+
+    The process group is left when the process ends, as the trainer, which holds it, is then gone.
+    """
     write_config(script_args, grpo.args, model_args)
     grpo.train(resume_from_checkpoint=resume_point(grpo.args))
     grpo.save_model(grpo.args.output_dir)
     log(f"saved in {grpo.args.output_dir}")
+    atexit.register(leave_process_group)
+
+
+def leave_process_group():
+    """Destroy the process group and, with it, its threads.
+
+    A thread of Gloo that lets go of the last collective's tensors while Python shuts down ends a finished run with "terminate
+    called without an active exception" and exit code 134 (pytorch issue 190489).
+    """
+    if torch.distributed.is_initialized():
+        gc.collect()  # DistributedDataParallel holds the group, and is part of a cycle
+        torch.distributed.destroy_process_group()

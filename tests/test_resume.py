@@ -8,6 +8,7 @@ was not, and ends with its weights.
 Completions are sampled, so equal ones show that random states are back too. Every run is of several epochs of 15 pairs.
 """
 
+import atexit
 import json
 import os
 import re
@@ -79,6 +80,7 @@ def train(model, folder, case, callbacks=(), **changes):
     processor = AutoProcessor.from_pretrained(model, padding_side="left")
     grpo = Recorder(model, [reward], args, pairs, processing_class=processor, callbacks=list(callbacks))
     grpo.train(resume_from_checkpoint=launch.resume_point(args))
+    atexit.register(launch.leave_process_group)
 
 
 def taken(folder, process=0):
