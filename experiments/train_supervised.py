@@ -23,8 +23,7 @@ from typing import Literal
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the repository, where this is started as a script
 
 import datasets
-from accelerate.utils import is_peft_model
-from trl import ModelConfig, SFTConfig, SFTTrainer, TrlParser
+from trl import SFTConfig, SFTTrainer
 
 import data
 import launch
@@ -40,6 +39,16 @@ class SupervisedArguments(launch.DataArguments):
     prompt: Literal["self_ref", "no_self_ref", "no_criteria"] = field(
         default="no_self_ref", metadata={"help": "The critic's prompt; the verdict alone is taught in any of them."}
     )
+
+
+@dataclass
+class SupervisedConfig(SFTConfig):
+    """SFTConfig with precision that follows the machine, as launch.CriticGRPOConfig."""
+
+    def __post_init__(self):
+        launch.fit_machine(self)
+        self.remove_unused_columns = False  # the rows' one stored column is their record; the model's are made when one is read
+        super().__post_init__()
 
 
 def both_orders(records):
@@ -71,23 +80,15 @@ def supervised_dataset(records, variant, max_frames):
 
 
 class SupervisedTrainer(SFTTrainer):
-    """SFTTrainer that loads the weights of a checkpoint."""
+    """SFTTrainer that loads a checkpoint's weights strictly, as trainer.CriticGRPOTrainer does."""
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
-        """As CriticGRPOTrainer's, whose docstring says why."""
-        folder = Path(resume_from_checkpoint)
-        if is_peft_model(self.model) or self.is_fsdp_enabled or not list(folder.glob("model*.safetensors")):
-            return super()._load_from_checkpoint(resume_from_checkpoint, model)
-        loaded = type(self.model).from_pretrained(folder, dtype=self.model.dtype)
-        self.model.load_state_dict(loaded.state_dict(), strict=True)
+        if not launch.load_strictly(self, resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
 
 
 def main():
-    argv = sys.argv[1:] if "--config" in sys.argv else ["--config", str(launch.ROOT / EMBEDDED), *sys.argv[1:]]
-    parser = TrlParser((SupervisedArguments, SFTConfig, ModelConfig), allow_abbrev=False)
-    script_args, args, model_args = parser.parse_args_and_config(argv)
-    args.notes = []  # start_model's: SFTConfig has none
-    args.remove_unused_columns = False  # the rows' one stored column is their record; the model's are made when one is read
+    script_args, args, model_args = launch.parse(SupervisedArguments, EMBEDDED, SupervisedConfig)
     launch.log(f"supervised judge starts from {model_args.model_name_or_path}")
 
     # Data

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 from transformers import AutoProcessor
-from trl import ModelConfig, SFTConfig
+from trl import ModelConfig
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
 import data
@@ -61,7 +61,7 @@ def test_every_flag_of_the_matrix_is_one_of_its_script():
     scripts = {
         "stage1": (launch.DataArguments, launch.CriticGRPOConfig, ModelConfig),
         "stage2": (train_stage2.ScriptArguments, launch.CriticGRPOConfig, ModelConfig),
-        "supervised": (train_supervised.SupervisedArguments, SFTConfig, ModelConfig),
+        "supervised": (train_supervised.SupervisedArguments, train_supervised.SupervisedConfig, ModelConfig),
     }
     known = {name: {field.name for part in parts for field in dataclasses.fields(part)} for name, parts in scripts.items()}
     for scale in (None, "experiments/matrix/phycritic_7b.yaml"):
