@@ -127,7 +127,7 @@ def plan_stage(name, flags, model, seed, made_by, scale, configs, work):
         "resume_from_checkpoint": True,
     }
     command = (*scale["launcher"], stage["script"], *words(fixed | stage["arguments"] | flags))
-    merged = configs[name] | flags
+    merged = configs[name] | stage["arguments"] | flags
     return Stage(name, folder, command, merged, tokens_of(name, merged, scale))
 
 

@@ -63,6 +63,7 @@ def test_every_flag_of_the_matrix_is_one_of_its_script():
         "stage2": (train_stage2.ScriptArguments, launch.CriticGRPOConfig, ModelConfig),
         "supervised": (train_supervised.SupervisedArguments, train_supervised.SupervisedConfig, ModelConfig),
     }
+    scripts["supervised_tuned"] = scripts["supervised"]
     known = {name: {field.name for part in parts for field in dataclasses.fields(part)} for name, parts in scripts.items()}
     for scale in (None, "experiments/matrix/phycritic_7b.yaml"):
         matrix, scale, configs = plan.read_matrix(MATRIX, scale)
