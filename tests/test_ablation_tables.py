@@ -120,7 +120,7 @@ def test_the_taught_base_may_be_absent_and_the_later_of_two_rows_counts(folder):
 
 def test_the_error_names_flags_that_make_what_is_there(folder):
     rewrite(folder, lambda row: row if row["run"] not in ("mixed", "grpo_10") and "supervised" not in row["run"] else None)
-    with pytest.raises(SystemExit, match="lacks mixed, supervised_all, grpo_10") as error:
+    with pytest.raises(SystemExit, match="lacks mixed, supervised_all, supervised_tuned, grpo_10") as error:
         tables.main([str(folder)])
     missing, whole = str(error.value).split(": --without ")[1].removesuffix(" (those are whole)").split(", or --tables ")
     assert whole == "self_reference alpha_sp criteria"
@@ -131,7 +131,7 @@ def test_the_error_names_flags_that_make_what_is_there(folder):
     assert "Tables left out: Training strategy (Table 4); What the paper lacks; Data: GRPO" in by_tables
     assert "Training strategy" not in by_tables.split("## Self-reference")[1] and "| no criteria |" in by_tables
     assert "--tables self_reference alpha_sp criteria" in by_tables, "the command that made the page is on it"
-    assert "Not run: mixed, supervised_all" in by_rows and "| mixed, one stage | 66.7 / 60.2 / 55.5 | not run |" in by_rows
+    assert "Not run: mixed, supervised_all, supervised_tuned" in by_rows and "| mixed, one stage | 66.7 / 60.2 / 55.5 | not run |" in by_rows
     assert "| mixed, one stage | Judge | +1.3 | - | not run |" in by_rows
     assert "Not run: two stages over mixed, one stage (judge); two stages over mixed, one stage (question)." in by_rows
     claims = json.loads((folder / "summary.json").read_text())["headline"]
