@@ -23,15 +23,15 @@ TABLES = {  # name -> (title, {run: label}); the paper's numbers are looked up b
         FULL: "full", "taught": "taught base, not spoiled", "judgement_only": "reward for the judgement only",
         "format_presence": "format: presence", "scale_none": "scale_rewards none", "scale_batch": "scale_rewards batch",
         "supervised_all": "supervised judge, every pair of the file",
-        "supervised_tuned": "the same, four times the steps, three times the rate",
+        "supervised_tuned": "the same, trained longer: four times the steps, three times the rate",
     }),
-    "data": ("Data: GRPO and the supervised judge, by share of the pairs read", {
+    "data": ("Data: GRPO and the supervised judge (its shorter training), by share of the pairs read", {
         "grpo_10": "GRPO, 10%", "grpo_25": "GRPO, 25%", "grpo_50": "GRPO, 50%", "grpo_75": "GRPO, 75%", FULL: "GRPO, 100%",
         "supervised_10": "supervised, 10%", "supervised_25": "supervised, 25%", "supervised_50": "supervised, 50%",
         "supervised_75": "supervised, 75%", "supervised_100": "supervised, 100%",
     }),
 }  # fmt: skip
-SHARES = "GRPO minus the supervised judge, by share of the pairs"  # title of the table that compares the last one's rows
+SHARES = "GRPO minus the supervised judge (its shorter training), by share of the pairs"  # title of the table that compares the last one's rows
 OPTIONAL = {"taught"}  # its weights are only where physworld/make_base.py has run
 PAPER_ROWS = {  # run -> the paper's row of "ablations" in paper_numbers.json
     "base": "base", "stage1": "stage 1, 80 steps", "stage1_extended": "stage 1, 380 steps", "stage2_only": "stage 2 only",
