@@ -23,7 +23,7 @@ TABLES = {  # name -> (title, {run: label}); the paper's numbers are looked up b
         FULL: "full", "taught": "taught base, not spoiled", "judgement_only": "reward for the judgement only",
         "format_presence": "format: presence", "scale_none": "scale_rewards none", "scale_batch": "scale_rewards batch",
         "supervised_all": "supervised judge, every pair of the file",
-        "supervised_tuned": "the same, trained longer: four times the steps, three times the rate",
+        "supervised_tuned": "supervised judge, every pair, trained longer",
     }),
     "data": ("Data: GRPO and the supervised judge (its shorter training), by share of the pairs read", {
         "grpo_10": "GRPO, 10%", "grpo_25": "GRPO, 25%", "grpo_50": "GRPO, 50%", "grpo_75": "GRPO, 75%", FULL: "GRPO, 100%",
