@@ -7,6 +7,7 @@ other colours stand out from both. Values are percent where an axis says so.
 import html
 import io
 import re
+import textwrap
 
 import matplotlib
 
@@ -61,7 +62,7 @@ def dots(rows, xlabel, alt, caption, limits=None, line=None):
             error = [[max(0, value - low)], [max(0, high - value)]]
             colour = COLOURS[series.index(name) % len(COLOURS)]
             axis.errorbar([value], [y], xerr=error, fmt="o", ms=3.5, lw=1.2, color=colour, label=name)
-    axis.set_yticks(range(len(rows)), list(rows))
+    axis.set_yticks(range(len(rows)), [textwrap.fill(label, 20) for label in rows])  # long ones leave the dots no room
     axis.set(xlabel=xlabel, ylim=(len(rows) - 0.5, -0.5), xlim=limits)
     axis.grid(axis="y", visible=False)
     if line is not None:
