@@ -31,7 +31,8 @@ TABLES = {  # name -> (title, {run: label}); the paper's numbers are looked up b
         "supervised_75": "supervised, 75%", "supervised_100": "supervised, 100%",
     }),
 }  # fmt: skip
-SHARES = "GRPO minus the supervised judge (its shorter training), by share of the pairs"  # title of the table that compares the last one's rows
+# Title of the table that compares the last one's rows
+SHARES = "GRPO minus the supervised judge (its shorter training), by share of the pairs"
 OPTIONAL = {"taught"}  # its weights are only where physworld/make_base.py has run
 PAPER_ROWS = {  # run -> the paper's row of "ablations" in paper_numbers.json
     "base": "base", "stage1": "stage 1, 80 steps", "stage1_extended": "stage 1, 380 steps", "stage2_only": "stage 2 only",

@@ -138,7 +138,7 @@ def plan_run(name, run, seed, scale, configs, work, weights):
     for stage, flags in map(stage_of, run["stages"]):
         stages.append(plan_stage(stage, flags, model, seed, made_by, scale, configs, work))
         model = str(stages[-1].folder)
-        prompt = (configs[stage] | flags).get("prompt", prompt)
+        prompt = stages[-1].config.get("prompt", prompt)
     folder = stages[-1].folder if stages else work / f"{start}_{sha(*made_by)[:8]}"
     evaluations = {}
     for evaluation, settings in scale["evaluations"].items():

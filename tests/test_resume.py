@@ -80,7 +80,6 @@ def train(model, folder, case, callbacks=(), **changes):
     processor = AutoProcessor.from_pretrained(model, padding_side="left")
     grpo = Recorder(model, [reward], args, pairs, processing_class=processor, callbacks=list(callbacks))
     grpo.train(resume_from_checkpoint=launch.resume_point(args))
-    atexit.register(launch.leave_process_group)
 
 
 def taken(folder, process=0):
@@ -224,4 +223,5 @@ def main(what, model, folder, *cases):
 
 
 if __name__ == "__main__":
+    atexit.register(launch.leave_process_group)
     main(*sys.argv[1:])
