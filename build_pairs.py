@@ -15,7 +15,7 @@ verify   the project's own answer matching; where --verifier is given, a model's
          response is disputed and in no pair. The paper lets one model decide. -> verified.jsonl, verify.json (kappas),
          disputed.csv (fill in its column and hand it back as --human)
 pair     one right and one wrong response of a question, so chosen that length, source, style and position do not tell
-         them apart (pairing.py, analysis/pair_balance.py). Near-duplicates are refused. -> pairs.jsonl, pairs.json, pairs.md; with
+         them apart (data/pairing.py, analysis/pair_balance.py). Near-duplicates are refused. -> pairs.jsonl, pairs.json, pairs.md; with
          --benchmark (JudgeBench's protocol: both responses by one model, one pair a question) -> benchmark.jsonl, card.md
 
 --apart_from names files of questions or pairs with which nothing may be shared: neither a clip or frame (by content) nor
@@ -34,11 +34,11 @@ from pathlib import Path
 from tqdm import tqdm
 
 import data
-import evaluate
-import pairing
 import prompts
 import rewards
-from analysis.coupling import read_rows
+from data import pairing
+from data.files import content_sha, open_rows, provenance, read_rows, short_sha, write_result
+from judging import judges
 
 Source = namedtuple("Source", "name model base_url")
 
@@ -59,10 +59,8 @@ def read_source(spec):
 
 
 def open_model(source, args, temperature):
-    """answer(tasks, prompts, images, seed) of evaluate.py's judges: a Completion each, or a Missing with its reason."""
-    config = evaluate.EvaluateConfig(model=source.model, mode="question", out="", base_url=source.base_url)
-    config.temperature, config.max_new_tokens, config.batch_size = temperature, args.max_new_tokens, args.batch_size
-    return evaluate.open_judge(config)
+    """answer(tasks, prompts, images, seed) of judging.judges: a Completion each, or a Missing with its reason."""
+    return judges.open_judge(source.model, source.base_url, args.max_new_tokens, temperature)
 
 
 def complete_rows(path, settings, tasks, source, args, temperature, ask):
@@ -71,21 +69,21 @@ def complete_rows(path, settings, tasks, source, args, temperature, ask):
     A task is (id, record, extra); `ask(task)` gives (row so far, prompt, images). Batches are cut from all tasks and
     seeded by the first one's id, so that a resumed run draws what an uninterrupted one would.
     """
-    settings |= {"model": source.model, "base_url": source.base_url, "weights": evaluate.content_sha(source.model)}
+    settings |= {"model": source.model, "base_url": source.base_url, "weights": content_sha(source.model)}
     settings |= {"temperature": temperature, "seed": args.seed}
     settings |= {"max_new_tokens": args.max_new_tokens, "batch_size": args.batch_size}
-    stream, rows = evaluate.open_rows(path, path.with_suffix(".json"), settings)
+    stream, rows = open_rows(path, path.with_suffix(".json"), settings)
     done, failed, answer = {row["id"] for row in rows}, Counter(), None
     with stream:
         if not rows:
-            evaluate.write_result(path.with_suffix(".json"), {"config": settings, **evaluate.provenance()})
+            write_result(path.with_suffix(".json"), {"config": settings, **provenance()})
         for start in tqdm(range(0, len(tasks), args.batch_size), desc=f"{path.parent.name}/{source.name}", unit="batch"):
             batch = tasks[start : start + args.batch_size]
             if all(task[0] in done for task in batch):
                 continue
             answer = answer or open_model(source, args, temperature)
             asked = [ask(task) for task in batch]
-            seed = int(evaluate.sha(args.seed, source.name, batch[0][0]), 16)
+            seed = int(short_sha(args.seed, source.name, batch[0][0]), 16)
             replies = answer([task[1:] for task in batch], [a[1] for a in asked], [a[2] for a in asked], seed)
             lines = []
             for task, (row, prompt, _), reply in zip(batch, asked, replies, strict=True):
@@ -94,7 +92,7 @@ def complete_rows(path, settings, tasks, source, args, temperature, ask):
                 elif task[0] not in done:
                     cost = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.completion_tokens}
                     cut_off = reply.completion_tokens >= args.max_new_tokens
-                    row |= {"text": reply.text, "cut_off": cut_off, "prompt_sha": evaluate.sha(prompt), "seed": seed, **cost}
+                    row |= {"text": reply.text, "cut_off": cut_off, "prompt_sha": short_sha(prompt), "seed": seed, **cost}
                     lines.append(json.dumps({"id": task[0], **row}) + "\n")
             stream.write("".join(lines).encode())
             stream.flush()
@@ -130,7 +128,7 @@ def sample(args):
         prompt = prompts.question_prompt(record["question"], record.get("options"), len(shown))
         return {"question": record["id"], "source": source.name, "sample": number}, prompt, shown
 
-    settings = {"questions": evaluate.content_sha(args.questions), "n": args.n, "max_frames": args.max_frames}
+    settings = {"questions": content_sha(args.questions), "n": args.n, "max_frames": args.max_frames}
     failed = Counter()
     for source in sources:
         tasks = [(f"{record['id']}/{source.name}/{k}", record, k) for record in records for k in range(args.n)]
@@ -178,7 +176,7 @@ def read_labels(path, known):
 
 def opinion_id(row):
     """What an opinion is kept under: the response and its text, so that none outlives a text that was sampled anew."""
-    return f"{row['id']}#{evaluate.sha(row['text'])}"
+    return f"{row['id']}#{short_sha(row['text'])}"
 
 
 def model_opinions(args, records, rows):
@@ -192,7 +190,7 @@ def model_opinions(args, records, rows):
         return {}, prompts.answer_check_prompt(record["question"], record["answer"], said), []
 
     path = args.out / "verifier" / f"{source.name}.jsonl"
-    fail_if(complete_rows(path, {"prompt": evaluate.sha(prompts.ANSWER_CHECK)}, tasks, source, args, 0.0, ask))
+    fail_if(complete_rows(path, {"prompt": short_sha(prompts.ANSWER_CHECK)}, tasks, source, args, 0.0, ask))
     said = {row["id"]: str(rewards.extract_answer(row["text"])).strip().lower().rstrip(".") for row in read_rows(path)}
     return {name: {"yes": True, "no": False}.get(word) for name, word in said.items()}
 
@@ -261,13 +259,13 @@ def verify(args):
     kappas = {f"{a} and {b}": agreement(verified, a, b) for a, b in itertools.combinations(("match", "model", "human"), 2)}
     data.write_lines(args.out / "verified.jsonl", verified)
     write_disputed(args.out / "disputed.csv", args.human, records, verified)
-    result = {"responses": len(rows), **status, "agreement": kappas, **evaluate.provenance()}
-    evaluate.write_result(args.out / "verify.json", result)
+    result = {"responses": len(rows), **status, "agreement": kappas, **provenance()}
+    write_result(args.out / "verify.json", result)
     print(f"{args.out}/verified.jsonl: {len(rows)} responses, " + ", ".join(f"{count} {why}" for why, count in status.items()))
-    for judges, found in kappas.items():
+    for two, found in kappas.items():
         if found["n"]:
             kappa = "not defined" if found["kappa"] is None else f"{found['kappa']:.3f}"
-            print(f"  {judges}: n {found['n']}, agree {100 * found['agree']:.1f}%, Cohen's kappa {kappa}")
+            print(f"  {two}: n {found['n']}, agree {100 * found['agree']:.1f}%, Cohen's kappa {kappa}")
 
 
 # --- command line -----------------------------------------------------------------------------------------------------
@@ -278,7 +276,7 @@ def read_arguments(words=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     steps = parser.add_subparsers(dest="step", required=True)
     asking, shared = argparse.ArgumentParser(add_help=False), argparse.ArgumentParser(add_help=False)
-    shared.add_argument("--questions", required=True, help="JSONL of question records (data.py)")
+    shared.add_argument("--questions", required=True, help="JSONL of question records (data/records.py)")
     shared.add_argument("--out", type=Path, required=True, help="folder of all three steps")
     shared.add_argument("--seed", type=int, default=0)
     asking.add_argument("--max_new_tokens", type=int, default=1024, help="tokens a reply may have; longer ones are cut off")

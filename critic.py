@@ -33,9 +33,11 @@ from transformers import HfArgumentParser
 import data
 import prompts
 import rewards
-from calls import Call, Missing, Reply, Tokens, image_sha, sha
-from critic_writers import LocalCritic, ServerCritic, verdict_place
-from judges import warn_of_other_training
+from data.files import json_sha
+from judging.calls import Call, Missing, Reply, Tokens, image_sha
+from judging.models import warn_of_other_training
+from judging.play import ALONE, COSTS, texts_of
+from judging.writers import LocalCritic, ServerCritic, verdict_place
 
 CLOSE = "</pred>"
 
@@ -217,12 +219,12 @@ class Critic:
         shas = tuple(map(image_sha, frames))
         shown = [item["response_" + number] for number in order]
         messages = prompts.critic_prompt(item["question"], *shown, options, len(frames), self.prompt)
-        seed = self._seed(item.get("id"), sha(messages, shas))
+        seed = self._seed(item.get("id"), json_sha(messages, shas))
         shared = prompts.question_text(item["question"], options)  # options in another order are another prompt
-        return Call(messages, (), None, frames, shas, sha(shared, shas, self.prompt), seed)
+        return Call(messages, (), None, frames, shas, json_sha(shared, shas, self.prompt), seed)
 
     def _seed(self, *parts):
-        return int(sha(self.seed, *parts), 16) % 2**31 if self.temperature > 0 else None
+        return int(json_sha(self.seed, *parts), 16) % 2**31 if self.temperature > 0 else None
 
     def _solve(self, items, calls):
         """Make the self-predictions of these questions, by `votes` samples each; calls: those of a judgement of each."""
@@ -254,7 +256,7 @@ class Critic:
 
     def _run(self, calls):
         """(Reply or Missing, was it there before?) of each call; what was made once is never made again."""
-        names = [sha(call.messages, call.image_shas, call.analysis, call.seed, call.tags) for call in calls]
+        names = [json_sha(call.messages, call.image_shas, call.analysis, call.seed, call.tags) for call in calls]
         new = {name: place for place, name in reversed(list(enumerate(names))) if name not in self.made}
         places, failed = sorted(new.values()), {}
         for i, reply in self.writer.run([calls[place] for place in places]):
@@ -275,11 +277,11 @@ class Critic:
         if item.get("answer") is not None and self.prompt != "no_self_ref" and not missing:
             right = rewards.answers_match(critique.prediction, item["answer"], options)
         return Judgement(
-            id=item.get("id") or sha(call.messages, call.image_shas)[:12], order=order, text=text,
+            id=item.get("id") or json_sha(call.messages, call.image_shas)[:12], order=order, text=text,
             prediction=critique.prediction, verdict=verdict, p_first=p, prediction_correct=right,
             verdict_correct=None if missing or item.get("preference") is None else verdict == item["preference"],
             prompt_tokens=reply.tokens.input, computed_prompt_tokens=0 if repeated else reply.tokens.input - reply.tokens.cached,
-            completion_tokens=reply.tokens.output, seed=self.seed, model=self.model, prompt_sha=sha(call.messages)[:12],
+            completion_tokens=reply.tokens.output, seed=self.seed, model=self.model, prompt_sha=json_sha(call.messages)[:12],
             reused=call.analysis is not None, repeated=repeated, missing=missing,
         )  # fmt: skip
 
@@ -336,6 +338,58 @@ def main(config):
     spent = critic.spent
     print(f"p({config.responses[0].name} is better), mean of both orders: {mean}")
     print(f"tokens: prompt {spent.input}, computed {spent.input - spent.cached}, generated {spent.output}")
+
+
+def critic_judge(config, known):
+    """The judge of judging.play.played that this file is; p is its p_first. A row that `solves` made the solution of its question."""
+    where = {"base_url": config.base_url, "model": config.critic} if config.base_url else {"path": config.critic}
+    settings = {name: getattr(config, name) for name in ("solve", "max_new_tokens", "batch_size", "seed")}
+    critic = Critic(**where, **settings)
+
+    def judge(asked):
+        frames = {record["id"]: data.open_frames(record, config.max_frames) for record, _, _ in asked}
+        items = [critic_item(record, a, b, frames[record["id"]]) for record, a, b in asked]
+        groups = [critic._call(item).group for item in items]
+        for group, (record, _, _) in zip(groups, asked):
+            for row in known[record["id"]].values():
+                if row.get("solves"):
+                    critic.predictions.setdefault(group, row["solution"])
+        alone = [i for i, (_, *pair) in enumerate(asked) if tuple(pair) == ALONE]
+        rest = [i for i in range(len(asked)) if i not in set(alone)]
+        rows = dict(zip(alone, solutions(critic, [items[i] for i in alone])))
+        unsolved = set(groups) - set(critic.predictions)
+        for i, judgement in zip(rest, critic.judge_many([items[i] for i in rest])):
+            rows[i] = {"p": judgement.p_first, "verdict": judgement.verdict, "prediction": judgement.prediction}
+            rows[i] |= {name: getattr(judgement, name) for name in ("missing", *COSTS[:3])}
+            part = own_part(judgement.text)
+            if groups[i] in unsolved and part and critic.predictions.get(groups[i]) == part:
+                rows[i] |= {"solves": True, "solution": part}
+                unsolved.discard(groups[i])
+        critic.made.clear()  # the calls file keeps what counts, and --same_text ask asks again
+        return [rows[i] for i in range(len(asked))]
+
+    return judge
+
+
+def critic_item(record, a, b, frames):
+    """The item of candidates a and b; without responses where the question is solved alone."""
+    first, second = ("", "") if (a, b) == ALONE else texts_of(record, a, b)
+    shared = {"id": record["id"], "question": record["question"], "options": record.get("options"), "frames": frames}
+    return shared | {"response_1": first, "response_2": second}
+
+
+def solutions(critic, items):
+    """Rows of questions solved alone, in one batch; its tokens are charged to them in equal parts."""
+    if not items:
+        return []
+    calls, before = [critic._call(item) for item in items], critic.spent
+    critic._solve(items, calls)
+    spent = [getattr(critic.spent, name) - getattr(before, name) for name in ("input", "cached", "output")]
+    tokens = [spent[0] / len(items), (spent[0] - spent[1]) / len(items), spent[2] / len(items)]
+    rows = [{"p": None, "solves": True, "solution": critic.predictions.get(call.group)} for call in calls]
+    for row, call in zip(rows, calls):
+        row |= {"missing": None if call.group in critic.predictions else "no reply to the question", **dict(zip(COSTS, tokens))}
+    return rows
 
 
 if __name__ == "__main__":

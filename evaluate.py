@@ -5,7 +5,7 @@
     python evaluate.py --model Qwen/Qwen2.5-VL-7B-Instruct --mode judge --dataset pairs.jsonl \\
         --max_new_tokens 2048 --batch_size 16 --out runs/eval/qwen_judge.json
     python evaluate.py --model runs/stage2 --mode judge --source vl_rewardbench --dataset MMInstruction/VL-RewardBench \\
-        --out runs/eval/vlrb.json              # a public benchmark (sources.py, docs/data.md), its own score beside ours
+        --out runs/eval/vlrb.json              # a public benchmark (data/sources.py, docs/data.md), its own score beside ours
     python evaluate.py --model my-model --base_url http://localhost:8000/v1 --mode judge ...          # a server judges
     python evaluate.py --model runs/stage2 --mode judge --verifier physical ...                       # verifier.py judges
 
@@ -17,11 +17,7 @@ command with another model, prompt, data set or setting is refused there. Record
 A call that a server failed gives no row: the result then is not finished, and the same command asks again.
 """
 
-import hashlib
 import json
-import os
-import platform
-import shlex
 import sys
 import time
 from collections import Counter
@@ -29,21 +25,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import torch
-import transformers
 from tqdm import tqdm
 from transformers import HfArgumentParser
 
 import data
-import judges
-import official_scores
-import rewards
-import sources
-from analysis.coupling import chi2_p, paired_difference, read_rows, row_key, summarise
-from analysis.headline import commit
-from judges import Completion, complete, find_adapter_config_file, load_model
-
-__all__ = ["Completion", "chi2_p", "complete", "evaluate", "find_adapter_config_file", "load_model", "paired_difference"]
+import prompts as templates
+from data import sources
+from data.files import content_sha, open_rows, provenance, read_result, short_sha, write_result
+from judging import judges, official_scores
+from judging.models import Completion
+from judging.tasks import load_tasks, read_answer, read_judgement, task_prompt
+from stats import row_key, share, summarise
 
 
 @dataclass
@@ -72,99 +64,11 @@ class EvaluateConfig:
     max_new_tokens: int = field(default=512, metadata={"help": "tokens a completion may have; a 7B model needs 2048"})
     max_frames: int = field(default=8, metadata={"help": "frames taken of a video"})
     video_input: Literal["frames", "native"] = field(
-        default="frames", metadata={"help": "show a clip as images or as a video, as the model was trained (native_video.py)"}
+        default="frames", metadata={"help": "show a clip as images or as a video, as the model was trained (data/video_inputs.py)"}
     )
     temperature: float = field(default=0.0, metadata={"help": "0 is greedy"})
     top_p: float = field(default=1.0, metadata={"help": "share of probability that is sampled from"})
     seed: int = field(default=0, metadata={"help": "seed of the sampling; without effect at temperature 0"})
-
-
-def sha(*parts):
-    """Twelve hex digits that stand for the given texts."""
-    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:12]
-
-
-def content_sha(path):
-    """Twelve hex digits of a file, or of a folder's weights; None for a hub id."""
-    path = Path(path)
-    files = [path] if path.is_file() else sorted([*path.glob("*.safetensors"), *path.glob("*.bin")])
-    digests = []
-    for file in files:
-        with file.open("rb") as stream:
-            digests.append(hashlib.file_digest(stream, "sha256").hexdigest())
-    return sha(*digests) if digests else None
-
-
-class Tasks:
-    """The (record, order) pairs of an evaluation, order None for a question, in an order set by ids; records stay on disk."""
-
-    def __init__(self, records, orders, limit):
-        places = sorted(range(len(records)), key=lambda place: sha(records.ids[place]))[:limit]  # mixes the suites
-        self.records, self.places = records, [(place, order) for place in places for order in orders]
-        self.keys = [(records.ids[place], order) for place, order in self.places]
-
-    def __len__(self):
-        return len(self.places)
-
-    def __getitem__(self, index):
-        place, order = self.places[index]
-        record = self.records[place]
-        shown = [os.path.relpath(file, self.records.path.parent) for file in record.get("frames") or []]
-        record["cluster"] = sha(record["question"], record.get("options"), shown, os.path.basename(record.get("video") or ""))
-        return record, order
-
-
-def load_tasks(config, path=None):
-    """The Tasks of a JSONL of records, `config.dataset` unless another path is given."""
-    judge = config.mode == "judge"
-    records = data.RecordFile(path or config.dataset, pair=judge, answered=config.source is None)
-    return Tasks(records, ("12", "21") if judge else (None,), config.limit)
-
-
-def task_prompt(record, order, n_frames, variant, template=None, n_videos=0):
-    """Chat messages of a task; order "21" shows the record's response_2 first. `template` replaces our prompt."""
-    if template is None:
-        return data.record_prompt(record, order, n_frames, variant, n_videos)
-    shown = [record["response_" + number] for number in order or ""]
-    return judges.own_messages(template, record["question"], record.get("options"), n_frames, *shown)
-
-
-def read_answer(record, text, own_reading=False):
-    """What a completion to a question says: prediction (None where unreadable) and whether it is right.
-
-    `own_reading`: as EgoPlan-Bench2 reads its own prompt. A record with several `references` is right with any of them.
-    """
-    options, truths = record.get("options"), record.get("references") or [record["answer"]]
-    prediction = official_scores.read_letter(text) if own_reading else rewards.extract_answer(text, options)
-    right = prediction is not None and any(rewards.answers_match(prediction, truth, options) for truth in truths)
-    return {"prediction": prediction, "correct": right}
-
-
-def read_judgement(record, order, text, variant, p=None, source=None):
-    """What a judgement says: prediction, and the verdict turned back to the record's order (None where unreadable).
-
-    prediction_correct is None where no prediction is asked for, or the truth is not known. `p` is the probability of the
-    response shown first, of a judge that writes no verdict. `variant` "own": as the benchmark `source` reads its own prompt.
-    """
-    critique = rewards.parse_critique(text)
-    verdict = official_scores.read_verdict(source, text) if variant == "own" else critique.verdict
-    if p is not None:
-        verdict = None if p == 0.5 else 1 if p > 0.5 else 2
-    verdict, right = int(order[verdict - 1]) if verdict else None, None
-    if variant not in ("no_self_ref", "own") and p is None and record["answer"] is not None:
-        said, options = critique.prediction, record.get("options")
-        right = said is not None and rewards.answers_match(said, record["answer"], options)
-    lengths = len(record["response_1"]), len(record["response_2"])
-    return {
-        "order": order,
-        "prediction": critique.prediction,
-        "verdict": verdict,
-        "p_first": p if p is None or order == "12" else 1 - p,  # a text alone gives none; critic.py reads it from the logits
-        "prediction_correct": right,
-        "verdict_correct": verdict == record["preference"],
-        "preference": record["preference"],
-        "longer": None if lengths[0] == lengths[1] else 1 if lengths[0] > lengths[1] else 2,
-    }
 
 
 def make_row(config, record, order, completion, prompt):
@@ -180,54 +84,8 @@ def make_row(config, record, order, completion, prompt):
         "id": record["id"], "suite": record["suite"], "cluster": record["cluster"], **said, "text": text,
         "cut_off": completion.p is None and completion.completion_tokens >= config.max_new_tokens,
         "prompt_tokens": completion.prompt_tokens, "completion_tokens": completion.completion_tokens,
-        "seed": config.seed, "model": config.model, "prompt_sha": sha(prompt),
+        "seed": config.seed, "model": config.model, "prompt_sha": short_sha(prompt),
     }  # fmt: skip
-
-
-def open_rows(path, result_path, settings):
-    """(open JSONL to append to, rows already there) of this configuration; a last line that was cut off is removed.
-
-    Raises SystemExit where the rows were written with other settings, or another process is writing them now.
-    """
-    try:
-        stream = data.open_lines(path)
-    except BlockingIOError:
-        raise SystemExit(f"{path}: another evaluation is writing this file; wait for it, or give another --out")
-    rows = read_rows(path, without="text")
-    found = read_result(result_path).get("config", {})
-    odd = [f"{k} was {found.get(k)!r}, is now {settings[k]!r}" for k in settings if found.get(k) != settings[k]]
-    if rows and odd:
-        raise SystemExit(f"{path} stems from another configuration ({'; '.join(odd)}); delete it, or give another --out")
-    return stream, rows
-
-
-def read_result(path):
-    """The result at `path`, {} where there is none yet."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-
-
-def write_result(path, result):
-    """Write the result whole or not at all."""
-    data.write_whole(path, json.dumps(result, indent=1) + "\n")
-
-
-def open_judge(config):
-    """answer(tasks, asked, images, seed) -> a Completion each, or what a call was missing: model, server or verifier."""
-    if config.verifier:
-        return judges.verified(config)
-    if config.base_url:
-        return judges.served(config)
-    model, processor = load_model(config.model)
-    variant = {"prompt": config.prompt} if config.mode == "judge" and not config.prompt_file else {}
-    judges.warn_of_other_training(config.model, video_input=config.video_input, **variant)
-    if config.video_input == "native":
-        import native_video
-
-        native_video.check(processor)
-        native_video.text_after_videos(model)
-    return lambda tasks, asked, images, seed: complete(
-        model, processor, asked, images, config.max_new_tokens, config.temperature, seed, config.top_p
-    )
 
 
 def write_missing(config, tasks, rows, stream):
@@ -239,7 +97,7 @@ def write_missing(config, tasks, rows, stream):
     done, failed, size = {row_key(row): row for row in rows}, Counter(), config.batch_size
     starts = [i for i in range(0, len(tasks), size) if any(key not in done for key in tasks.keys[i : i + size])]
     template = Path(config.prompt_file).read_text(encoding="utf-8") if config.prompt_file else None
-    answer, left = open_judge(config) if starts else None, sum(len(tasks.keys[i : i + size]) for i in starts)
+    answer, left = open_answerer(config) if starts else None, sum(len(tasks.keys[i : i + size]) for i in starts)
     bar = tqdm(total=len(tasks), initial=len(tasks) - left, unit="row", desc=Path(config.out).stem)
     native = config.video_input == "native"
     for start in starts:
@@ -247,7 +105,7 @@ def write_missing(config, tasks, rows, stream):
         frames = [(data.open_clips if native else data.open_frames)(record, config.max_frames) for record, _ in batch]
         counts = [(0, len(shown)) if native else (len(shown), 0) for shown in frames]  # images, videos
         asked = [task_prompt(*task, n, config.prompt, template, videos) for task, (n, videos) in zip(batch, counts)]
-        seed = int(sha(config.seed, batch[0][0]["id"], batch[0][1]), 16)
+        seed = int(short_sha(config.seed, batch[0][0]["id"], batch[0][1]), 16)
         for task, completion, prompt in zip(batch, answer(batch, asked, frames, seed), asked):
             if not hasattr(completion, "text"):
                 failed[completion.reason] += 1
@@ -263,12 +121,6 @@ def write_missing(config, tasks, rows, stream):
     return [done[key] for key in tasks.keys if key in done], failed
 
 
-def provenance():
-    """The command, commit, versions and machine that made a result; commit None outside a git repository."""
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
-    return {"command": shlex.join(["python", *sys.argv]), "commit": commit(), "versions": versions, "machine": judges.machine()}
-
-
 def evaluate(config):
     """Run one evaluation to its end and return the result that lies at `config.out` ("finished": true)."""
     started, out = time.time(), Path(config.out)
@@ -282,19 +134,17 @@ def evaluate(config):
     if config.video_input == "native" and (config.base_url or config.verifier or config.prompt_file):
         raise SystemExit("--video_input native is for a model in this process and our own prompts: use --video_input frames")
     if config.dataset is None:
-        from physworld import dataset
-
-        config.dataset = str(getattr(dataset, "pairs_file" if config.mode == "judge" else "questions_file")(config.split))
+        config.dataset = str(data.embedded("pairs" if config.mode == "judge" else "questions", config.split))
     path = config.dataset
     if config.source:  # beside the result, shared by all evaluations there
-        folder = out.parent / "records" / f"{config.source}_{config.mode}_{sha(path, config.subset, config.media)}"
+        folder = out.parent / "records" / f"{config.source}_{config.mode}_{short_sha(path, config.subset, config.media)}"
         path, _ = sources.convert(config.source, config.mode, path, folder, config.media, config.subset, config.allow_rejected)
     settings = asdict(config) | {"weights": content_sha(config.model), "records": content_sha(path)}
     settings["prompt_file"] = config.prompt_file and content_sha(config.prompt_file)
     del settings["out"], settings["allow_rejected"]
     if config.video_input == "frames":
         del settings["video_input"]  # as in results of before there was a choice
-    tasks, failed = load_tasks(config, path), Counter()
+    tasks, failed = load_tasks(path, config.mode == "judge", config.limit, answered=config.source is None), Counter()
     stream, rows = open_rows(out.with_suffix(".jsonl"), out, settings)
     result = read_result(out)
     with stream:
@@ -309,17 +159,6 @@ def evaluate(config):
         result["official"] = official_scores.official(config.source, config.mode, rows)
     write_result(out, result)
     return result
-
-
-def share(entry):
-    """An estimate as text.
-
-    >>> share({"value": 0.5, "low": 0.4, "high": 0.6, "n": 96, "clusters": 48})
-    ' 50.0  [ 40.0,  60.0]  n=96'
-    """
-    if entry["value"] is None:
-        return "    -  (no row)"
-    return f"{100 * entry['value']:5.1f}  [{100 * entry['low']:5.1f}, {100 * entry['high']:5.1f}]  n={entry['n']}"
 
 
 def table(result):
@@ -337,6 +176,46 @@ def table(result):
         lines += official_scores.lines(result["official"])
     lines += [f"not finished: {n} calls failed ({why}); run it again" for why, n in result.get("failed", {}).items()]
     return lines
+
+
+def open_answerer(config):
+    """answer(tasks, asked, images, seed) of the model, the server or the verifier that the command line names."""
+    if config.verifier:
+        return verified(config)
+    variant = {"prompt": config.prompt} if config.mode == "judge" and not config.prompt_file else {}
+    names = ("model", "base_url", "max_new_tokens", "temperature", "top_p", "video_input")
+    return judges.open_judge(**{name: getattr(config, name) for name in names}, trained_with=variant)
+
+
+def verified(config):
+    """answer(tasks, asked, images, seed) of verifier.py: one call a criterion in the order shown, p instead of a text."""
+    from judging.calls import Missing
+    from judging.local import LocalBackend
+    from judging.server import ServerBackend
+    from verifier import Verifier
+
+    settings = {"analysis_tokens": config.max_new_tokens, "temperature": config.temperature}
+    if config.base_url:
+        backend = ServerBackend(config.base_url, config.model, **settings)
+    else:
+        backend = LocalBackend.load(config.model, batch_size=config.batch_size, **settings)
+    verifier = Verifier(backend, config.verifier, repeats=1, seed=config.seed, abstain=True, progress=False)
+
+    def answer(tasks, asked, images, seed):
+        compared = []
+        for (record, order), shown in zip(tasks, images):
+            first, second = (record["response_" + number] for number in order)
+            compared.append((templates.question_text(record["question"], record.get("options")), first, second, shown))
+        answers = []
+        for result in verifier.compare_many(compared):
+            cost = [sum(call["tokens"][kind] for call in result.records) for kind in ("input", "output")]
+            why = "; ".join(sorted({call["missing"] for call in result.missing}))
+            answers.append(Missing(why) if result.p is None else Completion("", *cost, result.p))
+        verifier.records.clear()  # what a benchmark's calls said would not fit in memory
+        verifier.cache.replies.clear()
+        return answers
+
+    return answer
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ VARIANTS = {
 }
 
 # The verifier's (verifier.py). Task, trajectory A, trajectory B, scale and form, criterion last: the criterion alone differs
-# between calls. What stands in braces is filled in there; score_tokens.py reads the tags.
+# between calls. What stands in braces is filled in there; judging/score_tokens.py reads the tags.
 
 VERIFIER_INSTRUCTIONS = (
     "You grade two trajectories of the same task, each on its own merits, by one criterion that stands at the end. "

@@ -14,11 +14,13 @@ The paper's recipe (Qwen2.5-VL-7B-Instruct; needs 8 GPUs of 80 GB and the packag
     accelerate launch --num_processes 8 train_dpo.py train --config experiments/phycritic_7b_dpo.yaml
 
 Time, embedded default on one CPU core: about 3 minutes for the pairs, 2 for the training (five epochs take 0.23 s a pair).
-Which candidates make a pair: dpo_pairs.py. Values that the paper does not state carry a comment in the YAML.
+Values that the paper does not state carry a comment in the YAML.
 """
 
 import dataclasses
 import json
+import os
+import random
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
@@ -29,15 +31,14 @@ import datasets
 from trl import DPOConfig, DPOTrainer, apply_chat_template
 from trl.trainer.dpo_trainer import DataCollatorForVisionPreference
 
-import best_of_n
-import candidates
 import data
-import dpo_pairs
-import launch
 import prompts
-from evaluate import provenance, write_result
-from launch import log
+from critic import critic_judge
+from data.files import provenance, write_result
+from judging import candidates, play
 from trainer import WeightsMove
+from training import checkpoints, launch
+from training.checkpoints import log
 
 EMBEDDED = "experiments/physworld_dpo.yaml"
 FRESH = 800  # questions of the embedded default, behind those of stage 1
@@ -99,6 +100,101 @@ def parse(argv):
 # --------------------------------------------------------------------------------------------------------------- pairs
 
 
+# Which two candidates of a question make a pair. A choice is (best, worst, margin), or a text that says why there is none:
+#   critic      the responses of largest and smallest total preference over all ordered pairs (Table 8); no answer is looked at
+#   pivot       the same from the comparisons of a pivot tournament (ppt.py): fewer judgements
+#   verifier    the baseline: one that matches the answer (rewards.py) against one that does not
+
+
+def total_preference(cells):
+    """(scores, counts) of n responses from cells[i][j], p that i, shown first, beats j (None: the judge abstained).
+
+    A score is the mean of p(i, j) and 1 - p(j, i) over all ordered pairs that counted, in [0, 1]: the total preference
+    over their number, so that a judge who favours a place favours nobody. 0.0 where none counted.
+
+    >>> total_preference([[None, 0.9, 0.8], [0.4, None, None], [0.4, None, None]])
+    ([0.725, 0.25, 0.3], [4, 2, 2])
+    """
+    n, scores, counts = len(cells), [], []
+    for i in range(n):
+        won = [cells[i][j] for j in range(n) if cells[i][j] is not None and j != i]
+        won += [1 - cells[j][i] for j in range(n) if cells[j][i] is not None and j != i]
+        scores.append(round(sum(won) / len(won), 12) if won else 0.0)
+        counts.append(len(won))
+    return scores, counts
+
+
+def best_and_worst(scores, counts):
+    """(best, worst) of those that were compared at all, ties to the lower index; None where the best is not ahead.
+
+    >>> best_and_worst([0.2, 0.9, 0.9, 0.0], [3, 3, 3, 0]), best_and_worst([0.5, 0.5], [2, 2])
+    ((1, 0), None)
+    """
+    ranked = sorted((i for i, count in enumerate(counts) if count), key=lambda i: -scores[i])
+    if not ranked or scores[ranked[0]] - scores[ranked[-1]] < 1e-9:
+        return None
+    return ranked[0], next(i for i in ranked if scores[i] == scores[ranked[-1]])
+
+
+def right_and_wrong(record, seed):
+    """(right, wrong): one candidate that is right and one that is not, drawn by (seed, id); or why there is no such pair."""
+    correct = [bool(candidate["correct"]) for candidate in record["candidates"]]
+    if len(set(correct)) == 1:
+        return "all right" if correct[0] else "all wrong"
+    draw = random.Random(f"{seed} {record['id']}")
+    return tuple(draw.choice([i for i, right in enumerate(correct) if right == wanted]) for wanted in (True, False))
+
+
+def verifiers_choices(records, seed):
+    """{id: choice} by the answers."""
+    drawn = {record["id"]: right_and_wrong(record, seed) for record in records}
+    return {key: pair if isinstance(pair, str) else (*pair, None) for key, pair in drawn.items()}
+
+
+def critics_choices(judge, records, by, n):
+    """{id: choice} by a critic, `judge` being a judging.play.JudgeConfig; each judgement stands in a file before it counts."""
+    rankings, calls = play.played(judge, records, [("table" if by == "critic" else "pivot", n)], critic_judge)
+    choices = {}
+    for record in records:
+        if by == "critic":
+            scores, counts = total_preference(play.table_row(record, calls.by_question[record["id"]])["p"])
+        else:
+            ranking = rankings[record["id"], "pivot", n]
+            scores, counts = ranking.scores, ranking.counts
+        ends = best_and_worst(scores, counts)
+        choices[record["id"]] = (*ends, round(scores[ends[0]] - scores[ends[1]], 6)) if ends else "undecided"
+    return choices
+
+
+def pair_record(record, best, worst, margin, folder):
+    """The pair record of candidates best and worst, the lower number as response_1, files relative to `folder`.
+
+    margin: by how much the best's score leads, None of a verifier. right: which of the two are, known from the answer.
+    """
+    dropped = ("candidates", "same", "cluster", "prompt_tokens", "completion_tokens", "seconds")
+    row = {key: value for key, value in record.items() if key not in dropped}
+    for name in filter(row.get, data.MEDIA):
+        single = isinstance(row[name], str)
+        paths = [os.path.relpath(path, folder) for path in ([row[name]] if single else row[name])]
+        row[name] = paths[0] if single else paths
+    for place, number in enumerate(sorted((best, worst)), 1):
+        shown = record["candidates"][number]
+        row |= {f"response_{place}": shown["text"], f"source_{place}": shown.get("source") or "unknown"}
+    right = {name: record["candidates"][i]["correct"] for name, i in (("chosen", best), ("rejected", worst))}
+    return row | {"preference": 1 if best < worst else 2, "margin": margin, "right": right}
+
+
+def refusal(record, choice):
+    """Why this choice makes no pair, or None where it does; what all rows of the table refuse comes first."""
+    texts = [candidate["text"].strip() for candidate in record["candidates"]]
+    if len(set(texts)) == 1:
+        return "one text"
+    if isinstance(choice, str):
+        return choice
+    ends = {texts[i] for i in choice[:2]}
+    return "identical" if len(ends) == 1 else "empty response" if "" in ends else None
+
+
 def make_pairs(script_args, args, model_args):
     """Sample the candidates that are missing, choose, write the pairs whole; returns the summary that lies beside them."""
     if args.world_size > 1:
@@ -115,11 +211,11 @@ def make_pairs(script_args, args, model_args):
         )
     records = candidates.load_candidates(source, n, limit)
     if script_args.pairs_by == "verifier":
-        choices = dpo_pairs.verifiers_choices(records, args.seed)
+        choices = verifiers_choices(records, args.seed)
     else:
-        choices = dpo_pairs.critics_choices(judge_config(script_args, args.seed), records, script_args.pairs_by, n)
-    reasons = {record["id"]: dpo_pairs.refusal(record, choices[record["id"]]) for record in records}
-    rows = [dpo_pairs.pair_record(r, *choices[r["id"]], out.parent) for r in records if reasons[r["id"]] is None]
+        choices = critics_choices(judge_config(script_args, args.seed), records, script_args.pairs_by, n)
+    reasons = {record["id"]: refusal(record, choices[record["id"]]) for record in records}
+    rows = [pair_record(r, *choices[r["id"]], out.parent) for r in records if reasons[r["id"]] is None]
     data.write_lines(out, rows)
     kinds = Counter(" over ".join("right" if right else "wrong" for right in row["right"].values()) for row in rows)
     summary = {"questions": len(records), "pairs": len(rows), "kinds": dict(kinds)}
@@ -130,8 +226,8 @@ def make_pairs(script_args, args, model_args):
 
 
 def judge_config(script_args, seed):
-    """The critic's settings, as best_of_n.py takes them."""
-    return best_of_n.JudgeConfig(
+    """The critic's settings, as judging.play takes them."""
+    return play.JudgeConfig(
         script_args.candidates, script_args.pairs, base_url=script_args.base_url, solve=script_args.solve,
         critic=script_args.critic if script_args.base_url else launch.local_path(script_args.critic),
         max_new_tokens=script_args.judgement_tokens, max_frames=script_args.max_frames,
@@ -231,7 +327,7 @@ class PolicyDPOTrainer(DPOTrainer):
         self.add_callback(self.weights_move)
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
-        if not launch.load_strictly(self, resume_from_checkpoint):
+        if not checkpoints.load_strictly(self, resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _compute_loss(self, model, inputs, return_outputs):
@@ -261,6 +357,7 @@ def train(script_args, args, model_args):
 
 
 COMMANDS = {"pairs": make_pairs, "train": train}
+
 
 if __name__ == "__main__":
     command, *arguments = sys.argv[1:] or ["--help"]

@@ -18,14 +18,15 @@ Leaves in output_dir: the model and its processor, config.yaml, checkpoints, com
 import sys
 
 import data
-import launch
 import rewards
 import trainer
+from training import launch
+from training.checkpoints import log
 
 
 def main():
     script_args, args, model_args = launch.parse(launch.DataArguments, "experiments/physworld_stage1.yaml")
-    launch.log(f"stage 1 starts from {model_args.model_name_or_path}")
+    log(f"stage 1 starts from {model_args.model_name_or_path}")
 
     # Data
     path = launch.local_path(script_args.dataset or launch.physworld_file(args, "questions", "train"))

@@ -27,9 +27,10 @@ from pathlib import Path
 from typing import Literal
 
 import data
-import launch
 import rewards
 import trainer
+from training import launch
+from training.checkpoints import log
 
 
 @dataclass
@@ -99,7 +100,7 @@ def resolve_start(model_name_or_path, stage1, base):
 def main():
     script_args, args, model_args = launch.parse(ScriptArguments, "experiments/physworld_stage2.yaml")
     start = resolve_start(model_args.model_name_or_path, script_args.stage1, script_args.base)
-    launch.log(f"stage 2 starts from {start}")
+    log(f"stage 2 starts from {start}")
     if args.reward_weights is not None:
         raise ValueError("reward_weights follow from alpha_sp, alpha_crit and alpha_form: give those instead")
 
@@ -108,13 +109,13 @@ def main():
     form = {"strict": rewards.format_reward, "presence": rewards.presence_format_reward}[script_args.format]
     parts = list(zip([rewards.self_prediction_reward, rewards.judgement_reward, form], alphas))
     if script_args.prompt == "no_self_ref":
-        launch.log("the prompt asks for no self-prediction: self_prediction_reward does not apply and is left out")
+        log("the prompt asks for no self-prediction: self_prediction_reward does not apply and is left out")
         parts = parts[1:]
     if script_args.mixed:
         parts.append((rewards.accuracy_reward, 1.0))
     reward_funcs, args.reward_weights = [func for func, _ in parts], [weight for _, weight in parts]
     for func, weight in parts:
-        launch.log(f"reward {func.__name__}, weight {weight:g}")
+        log(f"reward {func.__name__}, weight {weight:g}")
 
     # Data
     path = launch.local_path(script_args.dataset or launch.physworld_file(args, "pairs", "pairs"))

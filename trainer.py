@@ -8,11 +8,11 @@ Added to TRL 1.16.0 (pinned exactly: private methods are overridden, tests/test_
   prompts that leave no room for a completion; a resumed run whose weights were not loaded;
 - clips read once a generation batch and completions sampled in slices (`generation_rows`): TRL reads every clip for every
   micro-batch and samples the whole batch at once;
-- each prompt's images processed once, and each prompt run once for all its completions (shared_prefix.py): TRL does both
+- each prompt's images processed once, and each prompt run once for all its completions (training/shared_prefix.py): TRL does both
   for every completion, twice and up to four times;
-- videos: a column `videos` in place of `images` (native_video.py);
+- videos: a column `videos` in place of `images` (training/video.py);
 - groups without any advantage left out (`skip_zero_variance`) or replaced by further prompts (`dynamic_sampling`);
-- a generation batch that several steps train on saved with a checkpoint between them (generation_buffer.py).
+- a generation batch that several steps train on saved with a checkpoint between them (training/checkpoints.py).
 """
 
 import math
@@ -23,15 +23,12 @@ import torch
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
-import generation_buffer
-import native_video
 import rewards
-import rows
-import shared_prefix
-import zero_variance
-from launch import load_strictly, log
-from once import OnceDataset, OnceSampler, Processed, numbered
-from prefix_check import compared_parameters, difference
+from data import video_inputs
+from training import batches, checkpoints, shared_prefix, video
+from training.batches import OnceDataset, OnceSampler, Processed, numbered
+from training.checkpoints import load_strictly, log
+from training.shared_prefix import compared_parameters, difference
 
 # A reward function returns this for a row whose external evidence is missing (a served verifier that failed, a reply of
 # another model that cannot be read). The policy's own unreadable completion scores 0; None means "does not apply".
@@ -64,9 +61,9 @@ class CriticGRPOTrainer(GRPOTrainer):
                 "TRL would train zero steps. Use a larger data set, or lower prompts_per_step "
                 f"(num_generations {args.num_generations}, {args.world_size} process(es))"
             )
-        videos = native_video.has_videos(train_dataset)
+        videos = video.has_videos(train_dataset)
         if videos and kwargs.get("processing_class") is not None:
-            native_video.check(kwargs["processing_class"])  # before a large model is loaded
+            video_inputs.check(kwargs["processing_class"])  # before a large model is loaded
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
         total, trainable = 0, 0
         for name, parameter in self.model.named_parameters():
@@ -84,11 +81,11 @@ class CriticGRPOTrainer(GRPOTrainer):
         self.once = not self.tools and self.environment_factories is None  # images are processed once a prompt
         self.reads_videos, self.clips, self.video_fields = False, None, {}  # each row's clips; what TRL would not pass on
         if videos:
-            native_video.start(self)
+            video.start(self)
         self.sharing = shared_prefix.start(self)
         # what a micro-batch contributes depends on the rest of it: rows must stay where TRL put them
         self.counts_by_micro_batch = args.loss_type == "bnpo" or self._entropy_bonus_enabled or args.top_entropy_quantile < 1
-        zero_variance.check(self)
+        batches.check_groups(self)
 
     def get_train_dataloader(self):
         rows = self.train_dataset
@@ -117,12 +114,12 @@ class CriticGRPOTrainer(GRPOTrainer):
         number = numbered(things, operator.eq if self.once else lambda this, before: False)
         first = [number.index(u) for u in range(number[-1] + 1)]
         clips = self.clips and [self.clips[i] for i in first]
-        with native_video.put_in(self, [prompts[i] for i in first], clips) as distinct:
+        with video.put_in(self, [prompts[i] for i in first], clips) as distinct:
             prompt_ids, images, fields = super()._tokenize_prompts(distinct)
         if clips:
-            fields = native_video.by_prompt(fields, clips)
-            self.video_fields = native_video.of_completions(self, fields, number)
-        if self.once and not rows.separable(fields, images):
+            fields = video_inputs.by_prompt(fields, clips)
+            self.video_fields = video.of_completions(self, fields, number)
+        if self.once and not batches.separable(fields, images):
             if self.args.generation_rows:
                 raise ValueError("this processor's images cannot be told apart by prompts: leave generation_rows out")
             log("this processor's images cannot be told apart by prompts: they are processed and run for every completion")
@@ -137,7 +134,7 @@ class CriticGRPOTrainer(GRPOTrainer):
                 "Lower max_completion_length, max_frames or max_pixels"
             )
         if self.once and images is not None and isinstance(self.processing_class, Processed):
-            self.processing_class.made = rows.left_padded(rows.of_prompts(rows.processor_fields(fields, images), number))
+            self.processing_class.made = batches.left_padded(batches.of_prompts(batches.processor_fields(fields, images), number))
         return [prompt_ids[u] for u in number], images and [images[u] for u in number], fields
 
     def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, has_tool_images=False):
@@ -145,12 +142,12 @@ class CriticGRPOTrainer(GRPOTrainer):
         if not self.once or self.use_vllm or self.use_transformers_continuous_batching:
             return sample(prompt_ids, images, multimodal_fields, num_generations, has_tool_images)
         number, completion_ids = numbered(prompt_ids), []
-        fields = rows.processor_fields(multimodal_fields, images and [images[number.index(u)] for u in range(number[-1] + 1)])
+        fields = batches.processor_fields(multimodal_fields, images and [images[number.index(u)] for u in range(number[-1] + 1)])
         share = self._generates_shared(sample, prompt_ids, number, fields, num_generations)
         size = self.args.generation_rows or len(prompt_ids)
         for start in range(0, len(prompt_ids), size):
             wanted = number[start : start + size]
-            part = rows.of_prompts(fields, sorted(set(wanted)) if share else wanted)
+            part = batches.of_prompts(fields, sorted(set(wanted)) if share else wanted)
             if share:
                 part["prompt_rows"] = [u - wanted[0] for u in wanted]
             completion_ids += sample(prompt_ids[start : start + size], None, part, num_generations)[0]
@@ -164,7 +161,7 @@ class CriticGRPOTrainer(GRPOTrainer):
 
         def compare():
             pair = dict.fromkeys([number[lengths.index(max(lengths))], number[lengths.index(min(lengths))]])
-            part = rows.of_prompts(fields, list(pair)) | {
+            part = batches.of_prompts(fields, list(pair)) | {
                 "prompt_rows": [k for k in range(len(pair)) for _ in "ab"],
                 "compare": True,
             }
@@ -180,11 +177,11 @@ class CriticGRPOTrainer(GRPOTrainer):
 
     def _save_rng_state(self, output_dir):
         super()._save_rng_state(output_dir)
-        generation_buffer.save(self, output_dir)
+        checkpoints.save_buffer(self, output_dir)
 
     def _load_rng_state(self, checkpoint):
         super()._load_rng_state(checkpoint)
-        generation_buffer.load(self, checkpoint)
+        checkpoints.load_buffer(self, checkpoint)
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # (B, F), gathered
@@ -229,7 +226,7 @@ class CriticGRPOTrainer(GRPOTrainer):
         **fields,
     ):
         def ordinary(batch, model=model, size=batch_size):
-            return native_video.score(score, model, batch, logits_to_keep, size, compute_entropy, compute_aux_loss)
+            return video.score(score, model, batch, logits_to_keep, size, compute_entropy, compute_aux_loss)
 
         def shared(batch, model=model):
             with self.accelerator.autocast():
@@ -238,12 +235,12 @@ class CriticGRPOTrainer(GRPOTrainer):
         score = super()._get_per_token_logps_and_entropies
         batch = {"input_ids": input_ids, "attention_mask": attention_mask}
         batch |= {name: value for name, value in fields.items() if value is not None}
-        batch |= native_video.widened(self.video_fields, input_ids.shape[1], logits_to_keep)
+        batch |= video.widened(self.video_fields, input_ids.shape[1], logits_to_keep)
         if not self._scores_shared(batch, logits_to_keep, model, ordinary, shared):
             return self._without_empty_rows(ordinary, batch, logits_to_keep)
         size, found = batch_size or len(input_ids), []
         for start in range(0, len(input_ids), size):
-            found.append(shared(rows.take(batch, range(start, min(start + size, len(input_ids))))))
+            found.append(shared(batches.take(batch, range(start, min(start + size, len(input_ids))))))
         logps, entropies = (torch.cat(part) if part[0] is not None else None for part in zip(*found))
         return logps, entropies if compute_entropy else None, None
 
@@ -270,15 +267,15 @@ class CriticGRPOTrainer(GRPOTrainer):
         scored = shared_prefix.scored_rows(mask) if self.args.skip_zero_variance else range(len(mask))
         if len(scored) == len(mask):
             return ordinary(batch)
-        logps, entropies, _ = ordinary(rows.take(batch, scored))
+        logps, entropies, _ = ordinary(batches.take(batch, scored))
         return *(shared_prefix.spread(values, scored, *mask.shape) for values in (logps, entropies)), None
 
     def _prepare_inputs(self, generation_batch):
         before, inputs = self._buffered_inputs, super()._prepare_inputs(generation_batch)
         drawn = self.model.training and self._buffered_inputs is not before
         if drawn and self.sharing and not self.counts_by_micro_batch:
-            window = rows.window_of(self.args.steps_per_generation, self.args.gradient_accumulation_steps)
-            self._buffered_inputs = rows.regroup(self._buffered_inputs, window)
+            window = batches.window_of(self.args.steps_per_generation, self.args.gradient_accumulation_steps)
+            self._buffered_inputs = batches.regroup(self._buffered_inputs, window)
             inputs = self._buffered_inputs[self._step % self.args.steps_per_generation]
         return inputs
 
@@ -287,30 +284,30 @@ class CriticGRPOTrainer(GRPOTrainer):
         if not self.model.training:
             return output
         if self.args.dynamic_sampling:
-            output = zero_variance.filled(self, output)
+            output = batches.filled(self, output)
         if self.args.skip_zero_variance:
             output["completion_mask"] = (
-                output["completion_mask"] * zero_variance.has_advantage(self, output["advantages"])[:, None]
+                output["completion_mask"] * batches.has_advantage(self, output["advantages"])[:, None]
             )
         return output
 
     def draw(self, inputs):
         """TRL's completions with their advantages, each prompt's images processed once, and their videos."""
-        self.clips, self.video_fields = native_video.clips_of(inputs), {}
+        self.clips, self.video_fields = video_inputs.clips_of(inputs), {}
         if self.clips:  # where the first row had none
-            native_video.start(self)
+            video.start(self)
         processor, self.processing_class = self.processing_class, Processed(self.processing_class)
         try:
             output = super()._generate_and_score_completions(inputs)
         finally:
             self.processing_class, self.clips = processor, None
         prompt, completion = output["prompt_ids"].shape[1], output["completion_ids"].shape[1]
-        return output | native_video.widened(self.video_fields, prompt + completion, completion)
+        return output | video.widened(self.video_fields, prompt + completion, completion)
 
     def _compute_loss(self, model, inputs):
         if not self.weights_move.done:
             self.weights_move.had_advantage |= bool(inputs["advantages"].any())
-        self.video_fields = {name: inputs[name] for name in rows.VIDEO_FIELDS if name in inputs}
+        self.video_fields = {name: inputs[name] for name in batches.VIDEO_FIELDS if name in inputs}
         return super()._compute_loss(model, inputs)
 
 

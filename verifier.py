@@ -1,6 +1,7 @@
 """The continuous verifier: expected score over score tokens, mean over criteria and repeats, Bradley-Terry preference.
 
-    from verifier import LocalBackend, ServerBackend, Verifier
+    from judging.server import ServerBackend          # or judging.local.LocalBackend
+    from verifier import Verifier
     with Verifier(ServerBackend("http://localhost:8000/v1", "my-model"), "physical", cache="runs/verifier.jsonl") as verifier:
         result = verifier.compare(task, response_a, response_b, frames)      # .reward_a, .reward_b, .p, .records
         progress = verifier.track(task, steps)                               # one number in [0, 1] after each step
@@ -21,16 +22,13 @@ from typing import NamedTuple
 from PIL import Image
 from tqdm import tqdm
 
+import data
 import prompts
-from backends import ServerBackend, TwoStage
-from calls import Call, CallCache, Missing, Tokens, image_sha, sha
+from data.files import json_sha
+from judging.calls import Call, CallCache, Missing, Tokens, image_sha
+from judging.play import texts_of
+from judging.score_tokens import PAIRWISE, PROGRESS, NoScoreToken, expected_score
 from ppt import preference
-from score_tokens import PAIRWISE, PROGRESS, NoScoreToken, Scale, Score, expected_score
-
-__all__ = [
-    "PAIRWISE", "PROGRESS", "CallCache", "Comparison", "Criterion", "NoScoreToken", "NoValidCall", "Scale",
-    "Score", "ServerBackend", "TwoStage", "Verifier", "expected_score", "load_criteria", "preference",
-]  # fmt: skip
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Criteria
@@ -224,12 +222,12 @@ class Verifier:
 
     def _call(self, messages, tags, scale, images, shared, turn):
         """A Call; its seed, where the backend samples, depends on the verifier's seed, the prompt and its how many-th turn."""
-        seed = int(sha(self.seed, turn, messages)[:7], 16) if self.backend.stochastic else None
-        return Call(messages, tags, scale, *images, sha(shared, images[1]), seed)
+        seed = int(json_sha(self.seed, turn, messages)[:7], 16) if self.backend.stochastic else None
+        return Call(messages, tags, scale, *images, json_sha(shared, images[1]), seed)
 
     def _ask(self, plan):
         """(scores or None, why not, tokens that it cost now) for each (about, Call); asks what the cache lacks, once each."""
-        keys = [sha(self.backend.identity, c.messages, c.image_shas, c.tags, c.scale.letters, c.seed) for _, c in plan]
+        keys = [json_sha(self.backend.identity, c.messages, c.image_shas, c.tags, c.scale.letters, c.seed) for _, c in plan]
         todo, failed = {}, {}
         for key, step in zip(keys, plan):
             if key not in self.cache.replies:
@@ -308,10 +306,46 @@ def open_images(frames):
     return tuple(images), tuple(map(image_sha, images))
 
 
-def __getattr__(name):
-    """LocalBackend, imported when it is asked for: a verifier on a server needs no torch."""
-    if name == "LocalBackend":
-        from local_backend import LocalBackend
+def verifier_judge(config):
+    """The judge of judging.play.played that this file is; p is the Bradley-Terry preference of its rewards. An empty candidate is no trajectory that
+    could be shown: it loses against any text without a call."""
+    from judging.local import LocalBackend
+    from judging.server import ServerBackend
 
-        return LocalBackend
-    raise AttributeError(name)
+    settings = {"analysis_tokens": config.max_new_tokens}
+    if config.base_url:
+        backend = ServerBackend(config.base_url, config.verifier, **settings)
+    else:
+        backend = LocalBackend.load(config.verifier, batch_size=config.batch_size, **settings)
+    verifier = Verifier(backend, config.criteria, repeats=config.repeats, seed=config.seed, abstain=True, progress=False)
+
+    def judge(items):
+        empty = [[not text.strip() for text in texts_of(*item)] for item in items]
+        shown = [item for item, flags in zip(items, empty) if not any(flags)]
+        frames = {record["id"]: data.open_frames(record, config.max_frames) for record, _, _ in shown}
+        asked = (
+            (prompts.question_text(r["question"], r.get("options")), *texts_of(r, a, b), frames[r["id"]]) for r, a, b in shown
+        )
+        results = iter(verifier.compare_many(asked))
+        verifier.records.clear()  # the calls file keeps what counts
+        verifier.cache.replies.clear()
+        return [verifier_row(unshown(*flags) if any(flags) else next(results)) for flags in empty]
+
+    return judge
+
+
+def unshown(first_empty, second_empty):
+    """The Comparison of two texts one of which (or both: a tie) is empty, without rewards or calls."""
+    return Comparison(None, None, (1 + second_empty - first_empty) / 2, [])
+
+
+def verifier_row(result):
+    """What the calls file keeps of a Comparison."""
+    spent = Counter()
+    for record in result.records:
+        spent.update(record["tokens"])
+    why = "; ".join(sorted({record["missing"] for record in result.missing})) or None
+    said = {name: getattr(result, name) for name in ("p", "reward_a", "reward_b")}
+    said["missing"] = why if result.p is None else None
+    tokens = {"prompt_tokens": spent["input"], "computed_prompt_tokens": spent["input"] - spent["cached"]}
+    return said | tokens | {"completion_tokens": spent["output"]}

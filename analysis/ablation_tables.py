@@ -27,11 +27,26 @@ import yaml
 from scipy import stats
 
 from analysis.ablation_page import (
-    ABSENT, EVALUATIONS, FULL, HOLDS, OPEN, OPTIONAL, PAPER_ROWS, REVERSED, SHARES, TABLES, findings, latex, ordering_table,
-    readme, share_table, table,
-)  # fmt: skip
-from analysis.coupling import estimate, is_right, mean_gain, read_rows
+    ABSENT,
+    EVALUATIONS,
+    FULL,
+    HOLDS,
+    OPEN,
+    OPTIONAL,
+    PAPER_ROWS,
+    REVERSED,
+    SHARES,
+    TABLES,
+    findings,
+    latex,
+    ordering_table,
+    readme,
+    share_table,
+    table,
+)
 from analysis.verifier_common import command_of, write_summary
+from data.files import read_rows
+from stats import estimate, is_right, mean_gain
 
 PAPER = Path(__file__).resolve().parents[1] / "experiments" / "paper_numbers.json"
 MATRIX = PAPER.with_name("tables.yaml")

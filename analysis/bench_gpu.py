@@ -31,10 +31,10 @@ from trl import GRPOTrainer
 import prompts
 from analysis import bench_train_step as bench
 from analysis import scaling_budget
-from evaluate import write_result
-from launch import CriticGRPOConfig
+from data.files import write_result
 from physworld import tiny
 from trainer import CriticGRPOTrainer
+from training.launch import CriticGRPOConfig
 
 FULL = {"prompt": 2048, "completion": 512, "group": 8, "frames": 8}
 SMALL = {"prompt": 64, "completion": 8, "group": 4, "frames": 2}

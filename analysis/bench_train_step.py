@@ -47,14 +47,14 @@ from trl import GRPOTrainer
 import prompts
 from analysis import headline
 from analysis.verifier_common import write_summary
-from launch import CriticGRPOConfig
 from physworld import tiny
 from trainer import CriticGRPOTrainer
+from training.launch import CriticGRPOConfig
 
 AXES = {"prompt": (256, 1024, 2048), "completion": (64, 256), "group": (4, 8, 16), "frames": (4, 8, 16)}
 MAIN, SMALL, BASE = (2048, 256, 8, 8), (256, 64, 4, 4), (1024, 64, 8, 8)
 PARTS = ("generation", "reference", "forward", "backward", "step")
-CODE = ("analysis/bench_train_step.py", "shared_prefix.py", "prefix_check.py", "trainer.py", "rows.py", "once.py")
+CODE = ("analysis/bench_train_step.py", "training/shared_prefix.py", "training/shared_prefix.py", "trainer.py", "training/batches.py", "training/batches.py")
 
 
 def grid(name):

@@ -20,8 +20,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from analysis.coupling import estimate, mean_gain
 from analysis.verifier_common import command_of, write_summary
+from stats import estimate, mean_gain
 
 JUDGE_COLOURS = ["tab:red", "tab:blue", "tab:green", "tab:purple", "tab:brown", "tab:pink"]
 MARKERS = {"knockout": "v", "pivot": "o", "swiss": "s", "adaptive": "*", "round_robin": "D"}

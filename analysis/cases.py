@@ -24,11 +24,9 @@ from PIL import Image
 import data
 import rewards
 from analysis.counterfactual import side_of
-from analysis.coupling import read_rows
 from analysis.mechanism import FAILURES, failure
-from analysis.headline import commit
 from analysis.verifier_common import command_of
-from evaluate import content_sha, write_result
+from data.files import commit, content_sha, read_rows, write_result
 
 ROW_FIELDS = ("order", "prediction", "verdict", "prediction_correct", "verdict_correct", "text", "cut_off")
 RECORD_FIELDS = ("id", "suite", "question", "options", "answer", "response_1", "response_2", "source_1", "source_2", "preference")

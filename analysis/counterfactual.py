@@ -31,13 +31,14 @@ from pathlib import Path
 from tqdm import tqdm
 
 import data
-import evaluate
 import prompts
 import rewards
-from analysis.coupling import read_rows
-from calls import Call, image_sha, sha
 from critic import own_part
-from critic_writers import LocalCritic, verdict_place
+from data import files
+from data.files import json_sha, read_rows
+from judging.calls import Call, image_sha
+from judging.tasks import Tasks, read_judgement
+from judging.writers import LocalCritic, verdict_place
 
 MATRIX_RUNS = {
     "base": "base",
@@ -165,14 +166,14 @@ def ask(writer, tasks, prefixes, prompt):
         messages = prompts.critic_prompt(record["question"], *shown, record.get("options"), len(frames), prompt)
         shas = tuple(map(image_sha, frames))
         calls.append(
-            Call(messages, (), None, frames, shas, sha(record["question"], record.get("options"), shas, prompt), None, prefix)
+            Call(messages, (), None, frames, shas, json_sha(record["question"], record.get("options"), shas, prompt), None, prefix)
         )
     replies = dict(writer.run(calls))
     for place, ((record, order), prefix) in enumerate(zip(tasks, prefixes)):
         reply = replies[place]
         text = (prefix or "") + reply.text
         row = {"id": record["id"], "suite": record["suite"], "cluster": record["cluster"]}
-        row |= evaluate.read_judgement(record, order, text, prompt)
+        row |= read_judgement(record, order, text, prompt)
         found, p = verdict_place(text), reply.readings[0]
         if found and p is not None and row["verdict"] == int(order[found[1] - 1]):  # as critic.py reads it
             row["p_first"] = p if order == "12" else 1 - p
@@ -195,9 +196,9 @@ def judge(folder, condition, tasks, settings, writer, own=None):
     """Every row of a condition, made where it is not there yet; `own` are the own judgements, for a changed condition."""
     path, prompt = folder / f"{condition}.jsonl", settings["prompt"]
     settings = settings | {"condition": condition}
-    stream, rows = evaluate.open_rows(path, path.with_suffix(".json"), settings)
-    result = evaluate.read_result(path.with_suffix(".json")) or {"config": settings, "seconds": 0.0}
-    evaluate.write_result(path.with_suffix(".json"), result)
+    stream, rows = files.open_rows(path, path.with_suffix(".json"), settings)
+    result = files.read_result(path.with_suffix(".json")) or {"config": settings, "seconds": 0.0}
+    files.write_result(path.with_suffix(".json"), result)
     done = {(row["id"], row["order"]): row for row in rows}
     todo = [] if result.get("finished") else [place for place, key in enumerate(tasks.keys) if key not in done]
     thoughts = thoughts_of(own.values()) if own else {}
@@ -216,9 +217,9 @@ def judge(folder, condition, tasks, settings, writer, own=None):
                 stream.write(json.dumps(row).encode() + b"\n")
             stream.flush()
             result["seconds"] = round(result["seconds"] + time.time() - began, 2)
-            evaluate.write_result(path.with_suffix(".json"), result)
+            files.write_result(path.with_suffix(".json"), result)
         if not result.get("finished"):
-            evaluate.write_result(path.with_suffix(".json"), result | {"finished": True} | evaluate.provenance())
+            files.write_result(path.with_suffix(".json"), result | {"finished": True} | files.provenance())
     return done
 
 
@@ -261,11 +262,11 @@ def main(argv=None):
         models = models_of(args)
     except ValueError as error:
         raise SystemExit(f"counterfactual: {error}") from error
-    tasks = evaluate.Tasks(data.RecordFile(args.dataset, pair=True), ("12", "21"), args.limit)
+    tasks = Tasks(data.RecordFile(args.dataset, pair=True), ("12", "21"), args.limit)
     for name, seeds in models.items():
         for seed, path in seeds:
             folder = args.out / f"{name}_seed{seed}"
-            settings = {"model": path, "weights": evaluate.content_sha(path), "records": evaluate.content_sha(args.dataset)}
+            settings = {"model": path, "weights": files.content_sha(path), "records": files.content_sha(args.dataset)}
             settings |= {"limit": args.limit, "max_new_tokens": args.max_new_tokens}
             settings["prompt"] = "no_self_ref" if name == UNCHANGED else "self_ref"
             writer = LocalCritic.load(path, batch_size=args.batch_size, analysis_tokens=args.max_new_tokens, temperature=0.0)

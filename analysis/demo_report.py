@@ -21,7 +21,8 @@ import numpy as np
 from PIL import Image
 
 import data
-from analysis.coupling import paired_difference, read_rows
+from data.files import read_rows
+from stats import paired_difference
 
 MODELS = {"base": "base", "taught": "taught, not spoiled", "stage1": "after stage 1", "stage2": "after stage 2"}
 SPLITS = {"test": "Test split", "ood": "Out of distribution (other gravity, friction, sizes, colours, shapes)"}
@@ -93,7 +94,7 @@ def gains(folder):
     """Markdown lines: what each stage gained on the same questions of the test split."""
     lines = []
     for after, before, mode in (("stage1", "base", "question"), ("stage2", "stage1", "judge"), ("stage2", "base", "judge")):
-        d = paired_difference(*(existing(folder / "eval" / f"{m}_{mode}_test.jsonl") for m in (after, before)))
+        d = paired_difference(*(read_rows(existing(folder / "eval" / f"{m}_{mode}_test.jsonl")) for m in (after, before)))
         lines.append(
             f"- {mode} accuracy, {MODELS[after]} against {MODELS[before]}: "
             f"{d['points']:+.1f} points [{d['low']:+.1f}, {d['high']:+.1f}], McNemar p {d['p']:.1e}, n {d['n']}"

@@ -13,9 +13,10 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from analysis.coupling import estimate, is_right, read_rows, row_key
 from analysis.record_demo import gain, percent
 from analysis.verifier_common import command_of, write_summary
+from data.files import read_rows
+from stats import estimate, is_right, row_key
 
 KINDS = {"verifier": "answer verifier's pairs", "critic": "critic's pairs", "pivot": "critic's pairs, pivot tournament"}
 PAPER = {"base": 54.3, "verifier": 57.5, "critic": 60.0}  # CosmosReason1-Bench, Qwen2.5-VL-7B (arXiv 2602.11124, Table 8)

@@ -7,9 +7,7 @@ An entry is written by the script that measured it, never by hand:
 range over repeats where `unit` says so.
 """
 
-import functools
 import json
-import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,19 +52,6 @@ LABELS = {
     "dpo_gain_critic_pairs": "Question accuracy after DPO with the critic's pairs, against the policy",
     "dpo_gain_verifier_pairs": "The same with an answer verifier's pairs",
 }
-
-
-@functools.cache
-def commit():
-    """The commit of the code that runs, "-dirty" behind it where files differ from it; None outside a git repository."""
-    words = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        return subprocess.run(words, cwd=ROOT, capture_output=True, text=True).stdout.strip() or None
-    except FileNotFoundError:  # no git on this machine
-        return None
-
-
-commit()  # asked at once: what a script goes on to write or to commit does not change the code that it runs
 
 
 def read(file=FILE):

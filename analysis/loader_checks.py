@@ -13,9 +13,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import sources
 from analysis.verifier_common import write_summary
-from source_files import read_rows, table_files
+from data import source_files, sources
+from data.source_files import read_rows, table_files
 
 FIXTURES = Path(__file__).resolve().parents[1] / "tests" / "fixtures"
 ODD = (None, "", "  ", "x", -1, 7, 2.5, True, [], [None, None], {}, {"bytes": None}, "A" * 5_000)
@@ -49,8 +49,8 @@ def count_rows(folder, source):
 
 def check(folder, source, mode, out):
     """(rows, kept, rejected, unexplained) of one loader; a spoiled set that leaves no record at all is fine, too."""
-    counts = sources.Counts()
-    media = sources.Media(folder, out)
+    counts = source_files.Counts()
+    media = source_files.Media(folder, out)
     pair = mode == "judge" and source != "roboreward"
     kept = sum(1 for _ in sources.kept(source, table_files(folder, SUBSETS.get(source)), media, pair, counts))
     explained = sum(n for reason, n in counts.reasons.items() if reason.strip() and counts.first.get(reason))

@@ -18,9 +18,10 @@ from pathlib import Path
 import numpy as np
 
 from analysis.counterfactual import CONDITIONS, MATRIX_RUNS, UNCHANGED
-from analysis.coupling import coupling, estimate, first_shown, is_right, mean_gain, prefers_longer, read_rows
 from analysis.mechanism_page import page
 from analysis.verifier_common import write_summary
+from data.files import read_rows
+from stats import coupling, estimate, first_shown, is_right, mean_gain, prefers_longer
 
 RESAMPLES, BINS = 2000, 10
 COVERAGES = (1.0, 0.9, 0.75, 0.5, 0.25)

@@ -18,9 +18,10 @@ import shutil
 from pathlib import Path
 
 from analysis import headline
-from analysis.coupling import estimate, first_shown, is_right, mean_gain, pairs, prefers_longer, read_rows, row_key
 from analysis.demo_report import MODELS, SPLITS, load_results, log_history, step_seconds
 from analysis.demo_report import percent as percent_text
+from data.files import read_rows
+from stats import estimate, first_shown, is_right, mean_gain, pairs, prefers_longer, row_key
 
 
 def rows_of(folders, model, mode, split):

@@ -7,10 +7,10 @@ tables.json (analysis/ablation_tables.py), each only where it is there.
 import yaml
 
 from analysis.ablation_page import EVALUATIONS, FULL, OPTIONAL, TABLES, paper_cell
-from analysis.coupling import read_rows
 from analysis.demo_report import percent
 from analysis.report_figures import dots, lines
 from analysis.report_sections import around, ends_of, load, section, share, told
+from data.files import read_rows
 
 
 def matrix(experiments):

@@ -15,9 +15,9 @@ import torch
 from transformers import AutoConfig, Qwen2_5_VLForConditionalGeneration
 from trl.trainer.utils import add_fused_lm_head
 
-import shared_prefix
 from analysis import headline
 from analysis import scaling_budget as budget
+from training import shared_prefix
 
 
 class Saved:

@@ -17,8 +17,8 @@ import json
 from pathlib import Path
 
 from analysis import best_of_n as curves
-from analysis.coupling import clustered_interval
 from analysis.verifier_common import command_of, write_summary
+from stats import clustered_interval
 
 RATIOS = {  # what the ratio is of -> (field of solving once, field of solving anew)
     "generated tokens": ("completion_tokens", "completion_tokens"),

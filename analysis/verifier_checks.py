@@ -22,8 +22,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 import ppt
-from analysis.coupling import exact_interval
 from analysis.verifier_common import command_of, write_summary
+from stats import exact_interval
 from tests.fault_proxy import FAULTS, FaultProxy
 from tests.stub_judge import GOOD, quiet, server
 

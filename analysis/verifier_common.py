@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from analysis import headline
+from data import files
 
 
 def smollm():
@@ -44,7 +45,7 @@ def command_of(module, argv):
 
 def write_summary(out, entries, command, claim=False):
     """<out>/summary.json with the headline entries, provenance added; with `claim` experiments/headline.json has them too."""
-    where = {"command": command, "record": str(out), "commit": headline.commit()}
+    where = {"command": command, "record": str(out), "commit": files.commit()}
     entries = {name: entry | where for name, entry in entries.items()}
     (Path(out) / "summary.json").write_text(json.dumps({"headline": entries}, indent=1) + "\n", encoding="utf-8")
     if claim:

@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 import ppt
 from analysis.verifier_common import command_of, served, write_summary
-from backends import ServerBackend
+from judging.server import ServerBackend
 from tests.fault_proxy import FaultProxy
 from verifier import Verifier, load_criteria
 

@@ -18,9 +18,9 @@ from tqdm import tqdm
 import prompts
 from analysis.verifier_common import served
 from analysis.verifier_cost import Meter
-from backends import ServerBackend, server_messages
 from data import write_whole
-from score_tokens import PAIRWISE, NoScoreToken, between, cut, opening
+from judging.score_tokens import PAIRWISE, NoScoreToken, between, cut, opening
+from judging.server import ServerBackend, server_messages
 from verifier import Verifier
 
 CAP = 40  # tokens of a sampled reply

@@ -36,13 +36,12 @@ import numpy as np
 
 import data
 import prompts
-from analysis.coupling import clustered_interval, mean_gain
-from analysis.headline import commit
 from analysis.verifier_common import command_of, served, smollm
-from backends import ServerBackend
-from calls import sha
+from data.files import commit, json_sha
+from judging.score_tokens import PAIRWISE
+from judging.server import ServerBackend
 from physworld.dataset import pairs_file
-from score_tokens import PAIRWISE
+from stats import clustered_interval, mean_gain
 from verifier import Verifier, load_criteria
 
 RESAMPLES, SAME = 1000, 1e-9  # draws of the bootstrap; margins below this are ties
@@ -55,10 +54,10 @@ FACTORS = ("granularity", "repeats", "criteria")
 
 def load_pairs(path, limit):
     """Pairs in an order set by their ids, which mixes the suites; `cluster` is the same for pairs of one question."""
-    records = sorted(data.load_records(path, pair=True), key=lambda record: sha(record["id"]))[:limit]
+    records = sorted(data.load_records(path, pair=True), key=lambda record: json_sha(record["id"]))[:limit]
     for record in records:
         asked = [record.get(field) for field in ("question", "options", "frames", "video")]
-        record["cluster"] = sha(*asked)
+        record["cluster"] = json_sha(*asked)
     return records
 
 
@@ -303,7 +302,7 @@ def open_backend(args, url):
     """The judge: a server at `url`, or a model in this process."""
     if url:
         return ServerBackend(url, args.name, analysis_tokens=args.analysis_tokens, concurrency=args.concurrency, timeout=600.0)
-    from local_backend import LocalBackend  # here, since it loads torch
+    from judging.local import LocalBackend  # here, since it loads torch
 
     file = smollm() if args.model == "smollm2" else Path(args.model)
     place = {"path": file.parent, "gguf_file": file.name} if file.suffix == ".gguf" else {"path": args.model}

@@ -258,7 +258,7 @@ def film(args):
 
 def contact_sheet(folder, path, tile=48):
     """A PNG: a row a task, and of its first clip of each kind the first, a middle and the last frame."""
-    import video
+    import data
 
     rows = []
     for task in TASKS:
@@ -266,7 +266,7 @@ def contact_sheet(folder, path, tile=48):
         for kind in KINDS:
             files = [folder / "clips" / f"{task.removesuffix('-v3')}-{kind}-{seed}.mp4" for seed in SEEDS]
             file = next((file for file in files if file.exists()), None)
-            shown += video.frames(file, count=3)[0] if file else [Image.new("RGB", (tile, tile), "white")] * 3
+            shown += data.video_frames(file, count=3)[0] if file else [Image.new("RGB", (tile, tile), "white")] * 3
         rows.append(shown)
     sheet = Image.new("RGB", (tile * len(rows[0]), tile * len(rows)))
     for y, shown in enumerate(rows):

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from calls import sha
-from evaluate import content_sha
+from data.files import content_sha, json_sha
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -118,7 +117,7 @@ def plan_stage(name, flags, model, seed, made_by, scale, configs, work):
     stage, flags = scale["stages"][name], in_numbers(flags, scale, configs)
     made_by += [name, configs[name], stage["arguments"], flags]
     label = "_".join([name, *(f"{flag}={value}" for flag, value in flags.items())])
-    folder = work / f"seed{seed}" / f"{label}_{sha(*made_by)[:8]}"
+    folder = work / f"seed{seed}" / f"{label}_{json_sha(*made_by)[:8]}"
     fixed = {
         "config": stage["config"],
         "model_name_or_path": model,
@@ -139,16 +138,16 @@ def plan_run(name, run, seed, scale, configs, work, weights):
         stages.append(plan_stage(stage, flags, model, seed, made_by, scale, configs, work))
         model = str(stages[-1].folder)
         prompt = stages[-1].config.get("prompt", prompt)
-    folder = stages[-1].folder if stages else work / f"{start}_{sha(*made_by)[:8]}"
+    folder = stages[-1].folder if stages else work / f"{start}_{json_sha(*made_by)[:8]}"
     evaluations = {}
     for evaluation, settings in scale["evaluations"].items():
         settings = settings | ({"prompt": prompt} if settings["mode"] == "judge" else {})
-        out = folder / "eval" / f"{evaluation}_{sha(settings)[:8]}.json"
+        out = folder / "eval" / f"{evaluation}_{json_sha(settings)[:8]}.json"
         completions = settings["limit"] * (2 if settings["mode"] == "judge" else 1)
         command = ("python", "evaluate.py", *words({"model": model, "out": out} | settings))
         tokens = completions * (scale["prompt_tokens"][settings["mode"]] + settings["max_new_tokens"])
         evaluations[evaluation] = (out, command, tokens, completions)
-    key = sha(*made_by, scale["evaluations"], prompt)[:16]
+    key = json_sha(*made_by, scale["evaluations"], prompt)[:16]
     return Run(f"{name}/seed{seed}/{key}", name, seed, start, weights[start], prompt, tuple(stages), evaluations)
 
 

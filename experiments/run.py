@@ -37,10 +37,10 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # where this is started as a script
 
-from analysis.coupling import read_rows, row_key
 from data import open_lines, write_whole
-from evaluate import open_rows, provenance
+from data.files import open_rows, provenance, read_rows
 from experiments.plan import plan, read_matrix, start_weights
+from stats import row_key
 
 KEPT = ("accuracy", "macro", "suites", "unreadable", "cut_off", "consistency", "first_share", "longer_share",
         "prediction_accuracy", "coupling", "coupling_one_order", "prompt_tokens", "completion_tokens", "seconds")  # fmt: skip

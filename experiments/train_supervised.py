@@ -26,7 +26,7 @@ import datasets
 from trl import SFTConfig, SFTTrainer
 
 import data
-import launch
+from training import checkpoints, launch
 
 EMBEDDED = "experiments/physworld_supervised.yaml"
 
@@ -83,13 +83,13 @@ class SupervisedTrainer(SFTTrainer):
     """SFTTrainer that loads a checkpoint's weights strictly, as trainer.CriticGRPOTrainer does."""
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
-        if not launch.load_strictly(self, resume_from_checkpoint):
+        if not checkpoints.load_strictly(self, resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
 
 def main():
     script_args, args, model_args = launch.parse(SupervisedArguments, EMBEDDED, SupervisedConfig)
-    launch.log(f"supervised judge starts from {model_args.model_name_or_path}")
+    checkpoints.log(f"supervised judge starts from {model_args.model_name_or_path}")
 
     # Data
     path = launch.local_path(script_args.dataset or launch.physworld_file(args, "pairs", "pairs"))

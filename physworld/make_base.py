@@ -27,8 +27,8 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-import evaluate
 import prompts
+from judging.models import complete, load_model
 from physworld import responses, tiny
 from physworld.clips import answer_text, make_clip
 from physworld.dataset import RESPONSES, SEED, SIZES
@@ -160,7 +160,7 @@ def sample_candidates(model, processor, clips, source, temperature=0.6, batch=25
         chunk = clips[start : start + batch]
         asked = [prompts.question_prompt(c.question, c.options, len(c.frames)) for c in chunk]
         seed = random.Random(f"{source}/{chunk[0].id}").getrandbits(32)
-        done = evaluate.complete(model, processor, asked, [c.frames for c in chunk], 48, temperature, seed)
+        done = complete(model, processor, asked, [c.frames for c in chunk], 48, temperature, seed)
         found.update({clip.id: (completion.text, source) for clip, completion in zip(chunk, done)})
     return found
 
@@ -231,13 +231,13 @@ def main():
         folder = args.work / phase[0]
         if folder.exists():
             print(f"{folder} is there: taken from it")
-            model = evaluate.load_model(folder)[0]
+            model = load_model(folder)[0]
             continue
         train(model, processor, clips, answers, phase, max(int(phase[1] * args.share), 1), args.seed)
         save(model, processor, folder)
     save(model, processor, args.out)
 
-    sources = {name: evaluate.load_model(args.work / name)[0] for name, *_ in PHASES}
+    sources = {name: load_model(args.work / name)[0] for name, *_ in PHASES}
     make_pairs(processor, sources, answers, args.share)
 
 

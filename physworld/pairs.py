@@ -7,7 +7,7 @@ import random
 from collections import Counter, defaultdict
 
 import rewards
-from analysis.pair_balance import difference, features, herd, ordered_pair
+from data.pairing import difference, features, herd, ordered_pair
 
 
 def choose_pairs(questions, candidates, seed=0):

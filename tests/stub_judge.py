@@ -3,8 +3,8 @@
 import math
 import re
 
-from backends import ServerBackend
-from calls import Missing, Reply, Tokens
+from judging.calls import Missing, Reply, Tokens
+from judging.server import ServerBackend
 from tests.fault_proxy import reply
 from verifier import Criterion, Verifier
 

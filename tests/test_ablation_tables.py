@@ -12,7 +12,7 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
-from analysis import ablation_page, coupling
+from analysis import ablation_page
 from analysis import ablation_tables as tables
 
 N = 60  # pairs, and questions
@@ -21,7 +21,7 @@ N = 60  # pairs, and questions
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Results of two seeds: every run is right in all but 12 pairs of `full`, `mixed` in 15 fewer, in both orders."""
-    monkeypatch.setattr(coupling, "RESAMPLES", 100)
+    monkeypatch.setattr(stats, "RESAMPLES", 100)
     monkeypatch.setattr(tables, "FLIPS", 1000)
     write_results(tmp_path, tables.wanted())
     return tmp_path
@@ -29,7 +29,7 @@ def folder(tmp_path, monkeypatch):
 
 def write_results(folder, runs):
     """What experiments/run.py would leave of these runs and two seeds."""
-    for name in tables.EVALUATIONS:
+    for name in ablation_page.EVALUATIONS:
         orders = ("12", "21") if name.startswith("judge") else (None,)
         items = [{"id": f"i{i:02}", "order": o, "suite": "ab"[i % 2], "cluster": f"c{i}"} for i in range(N) for o in orders]
         text = "".join(json.dumps(item) + "\n" for item in items)
@@ -44,7 +44,7 @@ def result(run, seed, weights="w"):
     wrong = {"mixed": 27}.get(run, 12)
     row = {"id": f"{run}/seed{seed}/{weights}", "run": run, "seed": seed, "start": "base", "weights": weights, "machine": "m"}
     row |= {"stages": [] if run in ("base", "taught") else [{}], "commit": "c", "versions": {}, "evaluations": {}}
-    for name in tables.EVALUATIONS:
+    for name in ablation_page.EVALUATIONS:
         each = 2 if name.startswith("judge") else 1
         right = "0" * wrong * each + "1" * (N - wrong) * each
         row["evaluations"][name] = {"right": right, "own": "-" * len(right)}
@@ -79,7 +79,7 @@ def test_tables_hold_the_papers_numbers_and_ours(folder, capsys):
     shares = made["grpo_minus_supervised"]
     assert list(shares) == ["10%", "25%", "50%", "75%", "100%"] and {entry["points"] for entry in shares.values()} == {0}
     tex = (folder / "tables.tex").read_text()
-    assert tex.count(r"\begin{table}") == len(tables.TABLES) + 2 and r"GRPO, 10\%" in tex and r"no r\_sp" in tex
+    assert tex.count(r"\begin{table}") == len(ablation_page.TABLES) + 2 and r"GRPO, 10\%" in tex and r"no r\_sp" in tex
     claims = json.loads((folder / "summary.json").read_text())["headline"]
     assert set(claims) == set(tables.CLAIMS) and claims["two_stage_minus_mixed"]["value"] == pytest.approx(25)
     assert set(claims["full_minus_no_r_sp"]) == {"value", "low", "high", "n", "unit", "command", "record", "commit"}
@@ -137,7 +137,7 @@ def test_the_error_names_flags_that_make_what_is_there(folder):
     assert "Not run: two stages over mixed, one stage (judge); two stages over mixed, one stage (question)." in by_rows
     claims = json.loads((folder / "summary.json").read_text())["headline"]
     assert set(claims) == set(tables.CLAIMS) - {"two_stage_minus_mixed"}
-    assert (folder / "tables.tex").read_text().count(r"\begin{table}") == len(tables.TABLES) + 1, "no share has both judges"
+    assert (folder / "tables.tex").read_text().count(r"\begin{table}") == len(ablation_page.TABLES) + 1, "no share has both judges"
 
 
 def test_a_record_is_written_anew_only_where_its_tables_change(folder, capsys):

@@ -12,16 +12,15 @@ from PIL import Image
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import prompts
-import verifier
 from analysis.verifier_checks import ask_half_faulty, fault_of
 from analysis.verifier_common import served
 from analysis.verifier_common import smollm as smollm_file
-from backends import ServerBackend, TwoStage
-from calls import Call
-from local_backend import LocalBackend
+from judging.calls import Call
+from judging.local import LocalBackend
+from judging.score_tokens import PAIRWISE, NoScoreToken, expected_score
+from judging.server import ServerBackend, TwoStage
 from physworld import tiny
 from ppt import preference
-from score_tokens import PAIRWISE, NoScoreToken, expected_score
 from tests import tiny_critic
 from tests.fault_proxy import FAULTS, FaultProxy, reply
 from tests.stub_judge import GOOD, THREE, Fake, by_length, open_server, quiet, sampled_reply, server
@@ -202,7 +201,7 @@ def text_model():
 @pytest.fixture(scope="module")
 def vision_model(tmp_path_factory):
     """(model, processor): a random Qwen2.5-VL."""
-    backend = verifier.LocalBackend.load(tiny_critic.make_model(tmp_path_factory.mktemp("tiny"), layers=2))
+    backend = LocalBackend.load(tiny_critic.make_model(tmp_path_factory.mktemp("tiny"), layers=2))
     return backend.model, backend.processor
 
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import analysis
 import prompts
 from analysis import bench_train_step as bench
 from physworld import tiny
@@ -99,4 +100,4 @@ def test_what_is_written_and_claimed(tmp_path, monkeypatch):
             "gradient_difference": 2e-7,
         }
     )
-    assert all(set(entry) == set(bench.headline.FIELDS) for entry in claims.values())
+    assert all(set(entry) == set(analysis.headline.FIELDS) for entry in claims.values())

@@ -1,4 +1,4 @@
-"""best_of_n.py, candidates.py, lockstep.py and their analyses: the same picks as a plain tournament, nothing paid twice."""
+"""best_of_n.py, judging/candidates.py, judging/play.py and their analyses: the same picks as a plain tournament, nothing paid twice."""
 
 import hashlib
 import json
@@ -14,17 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import best_of_n
-import candidates
 import data
-import evaluate
-import lockstep
 import ppt
 import prompts
 from analysis import best_of_n as curves
 from analysis import solve_once
 from analysis.tournaments import read_tables
-from calls import Reply, Tokens
-from critic_writers import LocalCritic
+from judging import candidates, models, play
+from judging.calls import Reply, Tokens
+from judging.writers import LocalCritic
 from tests import tiny_critic
 from tests.stub_judge import Fake, by_length
 
@@ -47,7 +45,7 @@ def write_candidates(path, questions=5, n=8, texts=6):
 
 def chance(record, a, b):
     """The stub judge: its own opinion of every ordered pair of texts."""
-    texts = " ".join((record["id"], *best_of_n.texts_of(record, a, b)))
+    texts = " ".join((record["id"], *play.texts_of(record, a, b)))
     return int(hashlib.sha256(texts.encode()).hexdigest()[:8], 16) / 2**32
 
 
@@ -75,7 +73,7 @@ def judge(monkeypatch):
 
 def config(tmp_path, **changes):
     values = {"candidates": str(tmp_path / "c.jsonl"), "out": str(tmp_path / "picks.jsonl"), "critic": "stub", "batch_size": 4}
-    return best_of_n.JudgeConfig(**(values | changes))
+    return play.JudgeConfig(**(values | changes))
 
 
 def rows_of(path):
@@ -88,13 +86,13 @@ def rows_of(path):
 @pytest.mark.parametrize("same_text", ["tie", "ask"])
 def test_picks_and_costs_are_those_of_a_plain_tournament(tmp_path, judge, same_text):
     write_candidates(tmp_path / "c.jsonl")
-    choice = best_of_n.PickConfig(tournament=list(lockstep.TOURNAMENTS), sizes=[1, 2, 5, 8])
+    choice = best_of_n.PickConfig(tournament=list(play.TOURNAMENTS), sizes=[1, 2, 5, 8])
     best_of_n.pick(config(tmp_path, same_text=same_text), choice)
     assert len(judge.asked) == len(set(judge.asked)), "a pair was asked twice"
     rows = {(row["id"], row["n"], row["method"]): row for row in rows_of(tmp_path / "picks.jsonl")}
     for record in candidates.load_candidates(tmp_path / "c.jsonl", 8):
         texts = [candidate["text"] for candidate in record["candidates"]]
-        for method, tournament in lockstep.TOURNAMENTS.items():
+        for method, tournament in play.TOURNAMENTS.items():
             for n in choice.sizes:
                 asked = []
 
@@ -153,7 +151,7 @@ def test_another_judge_may_not_use_the_calls(tmp_path, judge):
 
 def test_missing_calls_abstain_and_are_asked_again(tmp_path, monkeypatch):
     write_candidates(tmp_path / "c.jsonl", questions=1, texts=None)
-    failed = {"p": None, "missing": "HTTP 500", **dict.fromkeys(lockstep.COSTS[:3], 0)}
+    failed = {"p": None, "missing": "HTTP 500", **dict.fromkeys(play.COSTS[:3], 0)}
     monkeypatch.setattr(best_of_n, "load_judge", lambda config, known: lambda items: [failed] * len(items))
     result = best_of_n.pick(config(tmp_path), best_of_n.PickConfig(sizes=[4]))
     [row] = [row for row in rows_of(tmp_path / "picks.jsonl") if row["method"] == "knockout"]
@@ -234,7 +232,7 @@ def test_a_solution_is_used_again_after_a_kill(tmp_path, monkeypatch, solve):
 def test_the_verifier_judges(tmp_path, monkeypatch):
     write_candidates(tmp_path / "c.jsonl", questions=2)
     fake = Fake(by_length)
-    monkeypatch.setattr("local_backend.LocalBackend.load", classmethod(lambda cls, path, **settings: fake))
+    monkeypatch.setattr("judging.local.LocalBackend.load", classmethod(lambda cls, path, **settings: fake))
     best_of_n.pick(config(tmp_path, critic=None, verifier="stub", repeats=1), best_of_n.PickConfig(sizes=[4]))
     for row in rows_of(tmp_path / "picks.calls.jsonl"):
         assert row["p"] == pytest.approx(ppt.preference(row["reward_a"], row["reward_b"]))
@@ -247,7 +245,7 @@ def test_the_verifier_is_not_asked_about_an_empty_candidate(tmp_path, monkeypatc
     row["candidates"][0]["text"], row["candidates"][2]["text"] = "", " \n"
     (tmp_path / "c.jsonl").write_text(json.dumps(row) + "\n")
     fake = Fake(by_length)
-    monkeypatch.setattr("local_backend.LocalBackend.load", classmethod(lambda cls, path, **settings: fake))
+    monkeypatch.setattr("judging.local.LocalBackend.load", classmethod(lambda cls, path, **settings: fake))
     best_of_n.table(config(tmp_path, critic=None, verifier="stub", repeats=1), best_of_n.TableConfig(n=4))
     found = {row["order"]: row for row in rows_of(tmp_path / "picks.calls.jsonl")}
     assert {order: found[order]["p"] for order in ("0 1", "1 0", "0 2", "2 3")} == {"0 1": 0, "1 0": 1, "0 2": 0.5, "2 3": 0}
@@ -344,7 +342,7 @@ def tiny(tmp_path_factory):
 def test_likelihood_is_that_of_a_plain_forward_pass(tmp_path, tiny):
     tiny_critic.make_records(tmp_path / "q.jsonl", 1)
     [record] = data.load_records(tmp_path / "q.jsonl")
-    model, processor = evaluate.load_model(tiny)
+    model, processor = models.load_model(tiny)
     images, prompt = data.open_frames(record), prompts.question_prompt(record["question"], None, 1)
     settings = candidates.SampleConfig(tiny, "x.jsonl", n=6, max_new_tokens=5)
     before = torch.random.get_rng_state()

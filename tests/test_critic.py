@@ -1,4 +1,4 @@
-"""critic.py and critic_writers.py: where a self-prediction comes from, whose probability it is, what the cache may not change."""
+"""critic.py and judging/writers.py: where a self-prediction comes from, whose probability it is, what the cache may not change."""
 
 import dataclasses
 import json
@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-import evaluate
 import ppt
 import prompts
 import rewards
 from analysis.verifier_common import served
-from calls import Call, Missing, Reply, Tokens
 from critic import Critic, CriticConfig, in_critics_form, main, majority, own_part
-from critic_writers import LocalCritic, ServerCritic, share_of_first, verdict_place
+from judging import models, tasks
+from judging.calls import Call, Missing, Reply, Tokens
+from judging.score_tokens import NoScoreToken
+from judging.writers import LocalCritic, ServerCritic, share_of_first, verdict_place
 from physworld.clips import make_clip
-from score_tokens import NoScoreToken
 from tests.fault_proxy import FaultProxy, reply
 
 ROOT = Path(__file__).parent.parent
@@ -177,7 +177,7 @@ def test_verdict_and_probability_speak_of_the_record(monkeypatch, p):
     assert shown_first.p_first == pytest.approx(p) == shown_second.p_first, "order 21: p of the second place is turned back"
     for judgement in (shown_first, shown_second):  # evaluate.py reads the same text in the same way
         record = ITEM | {"answer": "yes", "preference": 1}
-        read = evaluate.read_judgement(record, judgement.order, judgement.text, "self_ref")
+        read = tasks.read_judgement(record, judgement.order, judgement.text, "self_ref")
         for name in ("prediction", "verdict", "prediction_correct", "verdict_correct"):
             assert read[name] == getattr(judgement, name)
     assert critic.prefer(ITEM["question"], ITEM["response_1"], ITEM["response_2"]) == pytest.approx(p)
@@ -406,8 +406,8 @@ def test_cached_and_plain_logits_agree(tiny, items, monkeypatch):
 @pytest.fixture(scope="module")
 def plain_texts(tiny, items):
     """evaluate.complete's Completion of each item, one at a time: no cache over judgements, no padding."""
-    asked = [evaluate.task_prompt(item, item["order"], len(item["frames"]), "self_ref") for item in items]
-    return [evaluate.complete(tiny.model, tiny.processor, [a], [item["frames"]], 48)[0] for a, item in zip(asked, items)]
+    asked = [tasks.task_prompt(item, item["order"], len(item["frames"]), "self_ref") for item in items]
+    return [models.complete(tiny.model, tiny.processor, [a], [item["frames"]], 48)[0] for a, item in zip(asked, items)]
 
 
 @pytest.mark.parametrize("batch_size", [1, 5, 32])
@@ -415,7 +415,7 @@ def test_texts_and_probabilities_are_those_of_the_plain_model(tiny, items, plain
     """Texts and token counts equal evaluate.complete's; p_first equals the plain model's at the verdict's token."""
     writer = fresh(tiny, batch_size=batch_size)
     made = make(monkeypatch, writer, batch_size=batch_size).judge_many(items)
-    asked = [evaluate.task_prompt(item, item["order"], len(item["frames"]), "self_ref") for item in items]
+    asked = [tasks.task_prompt(item, item["order"], len(item["frames"]), "self_ref") for item in items]
     for name in ("text", "prompt_tokens", "completion_tokens"):
         assert [getattr(j, name) for j in made] == [getattr(c, name) for c in plain_texts]
     read = [j for j in made if j.p_first is not None]
@@ -488,7 +488,7 @@ def test_votes_end_with_the_prediction(tiny, items, monkeypatch):
 
 
 def test_old_questions_make_room(tiny, items, monkeypatch):
-    monkeypatch.setattr("critic_writers.KEPT_TOKENS", 100)
+    monkeypatch.setattr("judging.writers.KEPT_TOKENS", 100)
     writer = fresh(tiny)
     crowded = make(monkeypatch, writer).judge_many(items)
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""evaluate.py and analysis/coupling.py: reading completions, statistics, resuming. All on the CPU, no network."""
+"""evaluate.py and stats.py: reading completions, statistics, resuming. All on the CPU, no network."""
 
 import json
 import math
@@ -15,10 +15,13 @@ import pytest
 import torch
 from PIL import Image
 
+import data
 import evaluate
-import judges
-from analysis import coupling
-from evaluate import Completion, EvaluateConfig
+import stats
+from data import files
+from evaluate import EvaluateConfig
+from judging import judges, models, tasks
+from judging.models import Completion
 
 ROOT = Path(__file__).parent.parent
 PAIR = {
@@ -44,7 +47,7 @@ CRITIQUE = "<pred_think> r </pred_think> <pred> {} </pred> <think> so </think> \
     ],
 )
 def test_verdict_speaks_of_the_records_responses(order, boxed, verdict, right, reason):
-    row = evaluate.read_judgement(PAIR, order, CRITIQUE.format("A", boxed), "self_ref")
+    row = tasks.read_judgement(PAIR, order, CRITIQUE.format("A", boxed), "self_ref")
     assert (row["verdict"], row["verdict_correct"]) == (verdict, right), reason
 
 
@@ -52,12 +55,12 @@ def test_swapping_the_record_changes_no_correctness():
     swapped = PAIR | {"response_1": PAIR["response_2"], "response_2": PAIR["response_1"], "preference": 2}
     for boxed in (1, 2):
         text = CRITIQUE.format("B", boxed)
-        here = evaluate.read_judgement(PAIR, "12", text, "self_ref")
-        there = evaluate.read_judgement(swapped, "21", text, "self_ref")
+        here = tasks.read_judgement(PAIR, "12", text, "self_ref")
+        there = tasks.read_judgement(swapped, "21", text, "self_ref")
         assert here["verdict_correct"] == there["verdict_correct"] and here["verdict"] == 3 - there["verdict"]
         assert {here["longer"], there["longer"]} == {1, 2}
-    assert evaluate.task_prompt(PAIR, "12", 0, "self_ref") == evaluate.task_prompt(swapped, "21", 0, "self_ref")
-    assert evaluate.task_prompt(PAIR, "12", 0, "self_ref") != evaluate.task_prompt(PAIR, "21", 0, "self_ref")
+    assert tasks.task_prompt(PAIR, "12", 0, "self_ref") == tasks.task_prompt(swapped, "21", 0, "self_ref")
+    assert tasks.task_prompt(PAIR, "12", 0, "self_ref") != tasks.task_prompt(PAIR, "21", 0, "self_ref")
 
 
 @pytest.mark.parametrize(
@@ -70,7 +73,7 @@ def test_swapping_the_record_changes_no_correctness():
     ],
 )
 def test_self_prediction(text, variant, prediction_correct, reason):
-    row = evaluate.read_judgement(PAIR, "12", text, variant)
+    row = tasks.read_judgement(PAIR, "12", text, variant)
     assert row["prediction_correct"] is prediction_correct, reason
     assert row["verdict_correct"]
 
@@ -80,7 +83,7 @@ def test_self_prediction(text, variant, prediction_correct, reason):
     [("so \\boxed{A}", True, "right"), ("so \\boxed{B}", False, "wrong"), ("", False, "unreadable is wrong")],
 )
 def test_answers(text, correct, reason):
-    row = evaluate.read_answer(PAIR, text)
+    row = tasks.read_answer(PAIR, text)
     assert row["correct"] is correct, reason
     assert (row["prediction"] is None) == (text == "")
 
@@ -113,14 +116,14 @@ def test_intervals_agree_with_a_plain_loop(kinds):
     counts = [rng.choice([1, 2, 4]) for _ in range(60)]
     sums = [sum(rng.random() < 0.7 for _ in range(n)) for n in counts]
     suites = [rng.choice(kinds) for _ in counts]
-    assert coupling.clustered_interval(sums, counts, suites) == pytest.approx(slow_interval(sums, counts, suites), abs=0.02)
+    assert stats.clustered_interval(sums, counts, suites) == pytest.approx(slow_interval(sums, counts, suites), abs=0.02)
 
 
 def test_doubled_rows_of_a_question_do_not_narrow_the_interval():
     rights = [i % 3 > 0 for i in range(90)]
-    once = coupling.estimate(answers(rights), coupling.is_right)
-    twice = coupling.estimate(answers(rights * 2, [*range(90)] * 2), coupling.is_right)
-    naive = coupling.estimate(answers(rights * 2), coupling.is_right)
+    once = stats.estimate(answers(rights), stats.is_right)
+    twice = stats.estimate(answers(rights * 2, [*range(90)] * 2), stats.is_right)
+    naive = stats.estimate(answers(rights * 2), stats.is_right)
     assert (once["low"], once["high"]) == (twice["low"], twice["high"]) and (once["n"], twice["n"]) == (90, 180)
     assert naive["high"] - naive["low"] < once["high"] - once["low"]
 
@@ -134,20 +137,20 @@ def test_doubled_rows_of_a_question_do_not_narrow_the_interval():
     ],
 )
 def test_intervals_without_spread(rights, low, high, reason):
-    entry = coupling.estimate(answers(rights), coupling.is_right)
+    entry = stats.estimate(answers(rights), stats.is_right)
     assert (entry["low"], entry["high"]) == pytest.approx((low, high), abs=1e-4), reason
 
 
 def test_rows_outside_a_rate_and_empty_rates():
-    entry = coupling.estimate(answers([True, None, False, True]), lambda row: row["correct"])
+    entry = stats.estimate(answers([True, None, False, True]), lambda row: row["correct"])
     assert (entry["value"], entry["n"]) == (pytest.approx(2 / 3), 3)
-    assert coupling.estimate([], coupling.is_right) == {"value": None, "low": None, "high": None, "n": 0, "clusters": 0}
+    assert stats.estimate([], stats.is_right) == {"value": None, "low": None, "high": None, "n": 0, "clusters": 0}
 
 
 def test_macro_weighs_suites_alike():
     rows = answers([True] * 9 + [False], suites=["big"] * 9 + ["small"])
-    assert coupling.estimate(rows, coupling.is_right)["value"] == 0.9
-    macro = coupling.estimate(rows, coupling.is_right, macro=True)
+    assert stats.estimate(rows, stats.is_right)["value"] == 0.9
+    macro = stats.estimate(rows, stats.is_right, macro=True)
     assert macro["value"] == 0.5 and macro["low"] <= 0.5 <= macro["high"]
 
 
@@ -157,7 +160,7 @@ def test_coverage_of_the_interval():
     for _ in range(100):
         p = rng.beta(6, 4, 80)  # questions differ in difficulty; both orders of each share it
         sums = rng.binomial(2, p)
-        low, high = coupling.clustered_interval(sums, [2] * 80, [""] * 80)
+        low, high = stats.clustered_interval(sums, [2] * 80, [""] * 80)
         hits += low <= 0.6 <= high
     assert hits >= 88
 
@@ -165,8 +168,8 @@ def test_coverage_of_the_interval():
 @pytest.mark.parametrize("chi2, p", [(51.07, 8.93e-13), (161.76, 4.66e-37)])
 def test_chi2_gives_the_papers_p_values(chi2, p):
     """The paper printed p of the statistic before rounding it: p of 51.07 itself is 8.91e-13, of 51.066 8.93e-13."""
-    assert evaluate.chi2_p(chi2 + 0.005) <= p <= evaluate.chi2_p(chi2 - 0.005)
-    assert evaluate.chi2_p(chi2) == pytest.approx(math.erfc(math.sqrt(chi2 / 2)), rel=1e-9)  # one degree of freedom
+    assert stats.chi2_p(chi2 + 0.005) <= p <= stats.chi2_p(chi2 - 0.005)
+    assert stats.chi2_p(chi2) == pytest.approx(math.erfc(math.sqrt(chi2 / 2)), rel=1e-9)  # one degree of freedom
 
 
 def judgements(cells):
@@ -188,12 +191,12 @@ def judgements(cells):
     ],
 )
 def test_coupling(cells, chi2, sign, reason):
-    result = coupling.coupling(judgements(cells))
+    result = stats.coupling(judgements(cells))
     assert result["table"] == cells and result["n"] == sum(map(sum, cells)), reason
     if chi2 is None:
         assert (result["chi2"], result["p"], result["phi"]) == (None, None, None) and result["reason"]
     else:
-        assert result["chi2"] == pytest.approx(chi2) and result["p"] == evaluate.chi2_p(result["chi2"])
+        assert result["chi2"] == pytest.approx(chi2) and result["p"] == stats.chi2_p(result["chi2"])
         assert result["phi"] == pytest.approx(sign * (chi2 / result["n"]) ** 0.5), reason
 
 
@@ -220,13 +223,13 @@ def judged(verdicts, longer=1):
     ],
 )
 def test_judge_rates(verdicts, accuracy, consistency, first, longer, unreadable, reason):
-    result = coupling.summarise(judged(verdicts), "judge")
+    result = stats.summarise(judged(verdicts), "judge")
     names = ("accuracy", "consistency", "first_share", "longer_share", "unreadable")
     assert [result[name]["value"] for name in names] == [accuracy, consistency, first, longer, unreadable], reason
 
 
 def test_responses_of_equal_length_have_no_longer_one():
-    assert coupling.summarise(judged([(1, 1)], longer=None), "judge")["longer_share"]["n"] == 0
+    assert stats.summarise(judged([(1, 1)], longer=None), "judge")["longer_share"]["n"] == 0
 
 
 def write(path, rows):
@@ -234,27 +237,27 @@ def write(path, rows):
     return path
 
 
-def test_paired_difference(tmp_path):
-    a = write(tmp_path / "a.jsonl", answers([True] * 60 + [False] * 20))
-    b = write(tmp_path / "b.jsonl", answers([True] * 40 + [False] * 30 + [True] * 10)[::-1])  # rows in another order
-    result = evaluate.paired_difference(a, b)
+def test_paired_difference():
+    a = answers([True] * 60 + [False] * 20)
+    b = answers([True] * 40 + [False] * 30 + [True] * 10)[::-1]  # rows in another order
+    result = stats.paired_difference(a, b)
     assert result["points"] == pytest.approx(100 * (20 - 10) / 80) and result["n"] == 80
     assert result["low"] < result["points"] < result["high"]
     assert result["p"] == pytest.approx(0.0987, abs=1e-3)  # exact two-sided binomial of 10 in 30
-    back = evaluate.paired_difference(b, a)
+    back = stats.paired_difference(b, a)
     assert (back["points"], back["low"], back["high"]) == pytest.approx((-result["points"], -result["high"], -result["low"]), abs=2.5)
 
 
-def test_paired_difference_of_a_result_with_itself(tmp_path):
-    path = write(tmp_path / "a.jsonl", judged([(1, 1), (1, 2), (2, 2)]))
-    assert evaluate.paired_difference(path, path) == {"points": 0, "low": 0, "high": 0, "p": 1, "n": 6}
+def test_paired_difference_of_a_result_with_itself():
+    rows = judged([(1, 1), (1, 2), (2, 2)])
+    assert stats.paired_difference(rows, rows) == {"points": 0, "low": 0, "high": 0, "p": 1, "n": 6}
 
 
 @pytest.mark.parametrize("rows, message", [(answers([True] * 3), "same questions"), (answers([True]) * 2, "twice")])
 def test_paired_difference_refuses(tmp_path, rows, message):
     a, b = write(tmp_path / "a.jsonl", answers([True] * 2)), write(tmp_path / "b.jsonl", rows)
     with pytest.raises(ValueError, match=message):
-        evaluate.paired_difference(a, b)
+        stats.paired_difference(data.read_rows(a), data.read_rows(b))
 
 
 # --- a model, resuming --------------------------------------------------------------------------------------------
@@ -280,18 +283,18 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def loaded(folder):
-    return evaluate.load_model(folder / "model", device="cpu")
+    return models.load_model(folder / "model", device="cpu")
 
 
 def batch():
     shown = [[Image.new("RGB", (56, 56), (60 * n, 9, 9))] * n for n in (2, 0, 1)]
-    return [evaluate.task_prompt(PAIR, None, len(s), "self_ref") for s in shown], shown
+    return [tasks.task_prompt(PAIR, None, len(s), "self_ref") for s in shown], shown
 
 
 def test_a_batch_completes_as_single_prompts_do(loaded):
     asked, shown = batch()
-    together = evaluate.complete(*loaded, asked, shown, 8)
-    assert together == [evaluate.complete(*loaded, [a], [s], 8)[0] for a, s in zip(asked, shown)]
+    together = models.complete(*loaded, asked, shown, 8)
+    assert together == [models.complete(*loaded, [a], [s], 8)[0] for a, s in zip(asked, shown)]
     assert all(c.completion_tokens <= 8 for c in together)
     assert together[0].prompt_tokens > together[2].prompt_tokens > together[1].prompt_tokens  # frames cost tokens
 
@@ -299,10 +302,10 @@ def test_a_batch_completes_as_single_prompts_do(loaded):
 def test_sampling_follows_the_seed_and_no_default_of_the_model(loaded):
     asked, shown = batch()
     before = torch.get_rng_state()
-    draws = [evaluate.complete(*loaded, asked, shown, 8, temperature=1.0, seed=s) for s in (3, 3, 4)]
+    draws = [models.complete(*loaded, asked, shown, 8, temperature=1.0, seed=s) for s in (3, 3, 4)]
     assert draws[0] == draws[1] != draws[2]
     assert torch.equal(before, torch.get_rng_state())
-    assert draws[0] != evaluate.complete(*loaded, asked, shown, 8)  # the model's own top_k 1 would be greedy
+    assert draws[0] != models.complete(*loaded, asked, shown, 8)  # the model's own top_k 1 would be greedy
     assert loaded[0].generation_config.repetition_penalty == 9.0  # left as it was
 
 
@@ -314,23 +317,23 @@ def test_end_token_is_counted_and_what_follows_is_not(loaded, monkeypatch):
         model, "generate", lambda input_ids, **_: torch.cat([input_ids, torch.tensor(rows)], dim=1)
     )
     asked, shown = batch()
-    done = evaluate.complete(model, processor, asked[:2], shown[:2], 8)
+    done = models.complete(model, processor, asked[:2], shown[:2], 8)
     assert [(c.text, c.completion_tokens) for c in done] == [("red", len(word) + 1), ("redred", 2 * len(word) + 1)]
 
 
 def test_places_and_images_must_agree(loaded):
     asked, shown = batch()
     with pytest.raises(ValueError, match="2 image places and 1 images"):
-        evaluate.complete(*loaded, asked[:1], [shown[0][:1]], 8)
+        models.complete(*loaded, asked[:1], [shown[0][:1]], 8)
 
 
 def test_an_adapter_is_merged_into_its_base(folder, loaded, tmp_path):
     from peft import LoraConfig, get_peft_model
 
-    base, _ = evaluate.load_model(folder / "model", device="cpu")
+    base, _ = models.load_model(folder / "model", device="cpu")
     adapter = get_peft_model(base, LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
     adapter.save_pretrained(tmp_path)
-    merged, processor = evaluate.load_model(tmp_path, device="cpu")
+    merged, processor = models.load_model(tmp_path, device="cpu")
     assert type(merged) is type(loaded[0]) and processor.tokenizer.padding_side == "left" and not merged.training
     changed = [n for n, w in merged.named_parameters() if not torch.equal(w, loaded[0].get_parameter(n))]
     assert changed and all("q_proj" in name for name in changed)
@@ -345,7 +348,7 @@ def test_an_adapter_is_merged_into_its_base(folder, loaded, tmp_path):
 ])  # fmt: skip
 def test_another_prompt_or_clip_than_trained_with_is_said(tmp_path, capsys, script, said):
     (tmp_path / "config.yaml").write_text(f"script:\n  {script}\n")
-    judges.warn_of_other_training(tmp_path, prompt="self_ref", video_input="frames")
+    models.warn_of_other_training(tmp_path, prompt="self_ref", video_input="frames")
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == len(said) and all(any(one in line for line in lines) for one in said)
 
@@ -357,8 +360,8 @@ def test_another_prompt_or_clip_than_trained_with_is_said(tmp_path, capsys, scri
 ])  # fmt: skip
 def test_an_evaluation_says_so(tmp_path, capsys, monkeypatch, settings, said):
     (tmp_path / "config.yaml").write_text("script:\n  prompt: no_self_ref\n")
-    monkeypatch.setattr(evaluate, "load_model", lambda path: (None, None))
-    evaluate.open_judge(evaluate.EvaluateConfig(**{"model": str(tmp_path), "mode": "judge", "out": "x.json"} | settings))
+    monkeypatch.setattr(judges, "load_model", lambda path: (None, None))
+    evaluate.open_answerer(evaluate.EvaluateConfig(**{"model": str(tmp_path), "mode": "judge", "out": "x.json"} | settings))
     assert ("trained with prompt no_self_ref" in capsys.readouterr().err) is said
 
 
@@ -414,7 +417,7 @@ def test_resumed_rows_are_those_of_an_uninterrupted_run(folder, killed):
     )  # fmt: skip
     evaluate.evaluate(config)
     texts = [
-        {coupling.row_key(row): row["text"] for row in coupling.read_rows(path)}
+        {stats.row_key(row): row["text"] for row in files.read_rows(path)}
         for path in (folder / "whole.jsonl", killed[0].with_suffix(".jsonl"))
     ]
     assert texts[0] == texts[1] and len(set(texts[0].values())) > 10
@@ -458,27 +461,27 @@ def test_rows_that_cannot_be_read(tmp_path, line, message):
     (tmp_path / "a.jsonl").write_text(line + "\n" + json.dumps({"id": "\u2028"}) + "\n")
     if message:
         with pytest.raises(ValueError, match=message):
-            coupling.read_rows(tmp_path / "a.jsonl")
+            files.read_rows(tmp_path / "a.jsonl")
     else:
-        assert coupling.read_rows(tmp_path / "a.jsonl") == [{"id": "\u2028"}]
+        assert files.read_rows(tmp_path / "a.jsonl") == [{"id": "\u2028"}]
 
 
 def test_two_writers_are_refused(tmp_path):
-    stream, rows = evaluate.open_rows(tmp_path / "a.jsonl", tmp_path / "a.json", {})
+    stream, rows = files.open_rows(tmp_path / "a.jsonl", tmp_path / "a.json", {})
     with pytest.raises(SystemExit, match="another evaluation is writing"):
-        evaluate.open_rows(tmp_path / "a.jsonl", tmp_path / "a.json", {})
+        files.open_rows(tmp_path / "a.jsonl", tmp_path / "a.json", {})
     stream.close()
 
 
 @pytest.mark.parametrize("mode, text", [("question", "\\boxed{A}"), ("judge", CRITIQUE.format("A", 1))])
 def test_limit_draws_the_same_records_in_both_modes(folder, tmp_path, monkeypatch, mode, text):
-    monkeypatch.setattr(evaluate, "load_model", lambda path: (None, None))
-    monkeypatch.setattr(evaluate, "complete", fake(text))
+    monkeypatch.setattr(judges, "load_model", lambda path: (None, None))
+    monkeypatch.setattr(judges, "complete", fake(text))
     out = tmp_path / "r.json"
     config = EvaluateConfig(str(folder / "model"), mode, str(out), dataset=str(folder / "pairs.jsonl"), limit=5)
     result = evaluate.evaluate(config)
-    rows = coupling.read_rows(out.with_suffix(".jsonl"))
-    ids = sorted((f"p{i}" for i in range(40)), key=evaluate.sha)[:5]
+    rows = files.read_rows(out.with_suffix(".jsonl"))
+    ids = sorted((f"p{i}" for i in range(40)), key=files.short_sha)[:5]
     assert [row["id"] for row in rows] == (ids if mode == "question" else [i for i in ids for _ in "ab"])
     assert result["accuracy"]["value"] == (1.0 if mode == "question" else 0.5)  # a judge that always says "Response 1"
     if mode == "judge":
@@ -490,6 +493,5 @@ def test_limit_draws_the_same_records_in_both_modes(folder, tmp_path, monkeypatc
 def test_questions_of_one_clip_are_one_cluster(folder, tmp_path):
     pair = PAIR | {"frames": []}
     write(tmp_path / "p.jsonl", [pair, pair | {"id": "p1", "response_1": "\\boxed{A}"}, pair | {"id": "p2", "question": "Why?"}])
-    config = EvaluateConfig("m", "judge", "r.json", dataset=str(tmp_path / "p.jsonl"))
-    clusters = {record["id"]: record["cluster"] for record, _ in evaluate.load_tasks(config)}
+    clusters = {record["id"]: record["cluster"] for record, _ in tasks.load_tasks(tmp_path / "p.jsonl", judge=True)}
     assert clusters["p0"] == clusters["p1"] != clusters["p2"]

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rewards
+import stats
+from analysis import counterfactual, mechanism
 from analysis import counterfactual as cf
-from analysis import coupling, mechanism
 from physworld import dataset
 from tests import tiny_critic
 
@@ -104,7 +105,7 @@ def judged(i, order="12", **more):
 
 
 def test_flips_count_verdicts_that_change_and_that_follow(monkeypatch):
-    monkeypatch.setattr(coupling, "RESAMPLES", 50)
+    monkeypatch.setattr(stats, "RESAMPLES", 50)
     own = [judged(i, verdict=1) for i in range(10)] + [judged(10, verdict=None)]
     forced = [
         judged(i, verdict=2 if i < 6 else 1 if i < 9 else None, side=2, donor="option" if i < 5 else "sentence")
@@ -115,7 +116,7 @@ def test_flips_count_verdicts_that_change_and_that_follow(monkeypatch):
     assert [rates[name]["value"] for name in ("changed", "followed", "unreadable")] == [0.6, 0.6, 0.1]
     assert rates["changed"]["n"] == 10, "a judgement that could not be read has no verdict to change"
     same = [row | {"side": 1, "verdict": 1} for row in forced]
-    conditions = {"own": own} | dict.fromkeys(mechanism.CONDITIONS, same) | {"other": forced}
+    conditions = {"own": own} | dict.fromkeys(counterfactual.CONDITIONS, same) | {"other": forced}
     contrast = mechanism.counterfactuals(conditions)["other_minus_same_words"]
     assert contrast["value"] == pytest.approx(0.6) and contrast["low"] > 0.2 and contrast["n"] == 10
 
@@ -186,7 +187,7 @@ def test_selective_accuracy_takes_the_surest_first(monkeypatch):
 def test_weighted_phi_agrees_with_the_tables(cases):
     rows = [judged(i, prediction_correct=a, verdict_correct=b) for i, (a, b) in enumerate(cases)]
     own, right = (np.array(values, float) for values in zip(*cases))
-    ours, table = mechanism.weighted_phi(own, right)(np.ones(len(cases))), coupling.coupling(rows)["phi"]
+    ours, table = mechanism.weighted_phi(own, right)(np.ones(len(cases))), stats.coupling(rows)["phi"]
     assert np.isnan(ours) if table is None else ours == pytest.approx(table)
 
 
@@ -206,7 +207,7 @@ def test_biases_compare_where_label_and_cue_agree():
 def test_both_scripts_on_the_embedded_base(tmp_path, capsys, monkeypatch):
     """Four pairs in two orders through the committed base; a second call makes nothing new."""
     monkeypatch.setattr(mechanism, "RESAMPLES", 50)
-    monkeypatch.setattr(coupling, "RESAMPLES", 50)
+    monkeypatch.setattr(stats, "RESAMPLES", 50)
     pairs = str(dataset.pairs_file("test", 4, tmp_path / "physworld"))
     words = ["--models", "full=physworld/tiny_vlm", "no_self_reference=physworld/tiny_vlm", "--dataset", pairs, "--limit", "4"]
     words += ["--out", str(tmp_path / "rows"), "--max_new_tokens", "64"]

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import data
-import video
+from data import media
 from experiments import metaworld_clips as mw
 
 ROOT = Path(__file__).parent.parent
@@ -108,7 +108,7 @@ def filmed(tmp_path):
 
 
 def test_a_clip_is_its_frames(filmed):
-    images, seconds = video.frames(filmed / "clips" / "pick-place-success-0.mp4", count=8)
+    images, seconds = media.video_frames(filmed / "clips" / "pick-place-success-0.mp4", count=8)
     assert [round(np.asarray(image).mean() / 40) for image in images] == list(range(mw.FRAMES)) and seconds[-1] == pytest.approx(0.75)
     assert not list(filmed.glob("clips/*.tmp*"))
 

@@ -17,13 +17,13 @@ from transformers.video_utils import VideoMetadata
 
 import data
 import evaluate
-import judges
-import native_video
 import physworld.dataset
-import rows
 import trainer
+from data import video_inputs
+from judging.models import complete, load_model
 from tests import tiny_models
 from tests.test_shared_prefix import NEW, agree, build, replayed, run
+from training import batches
 
 ROOT = Path(__file__).resolve().parent.parent
 FAMILIES = ["qwen2_5_vl", "qwen3_vl"]
@@ -160,9 +160,9 @@ def test_the_seconds_between_layers_are_those_of_the_frames(models, tmp_path, wh
     made = {}
     for family in FAMILIES:
         processor = AutoProcessor.from_pretrained(models(family))
-        prompts, settings = native_video.inputs_of(processor, [row["prompt"]], [row["videos"]])
+        prompts, settings = video_inputs.inputs_of(processor, [row["prompt"]], [row["videos"]])
         made[family] = processor.apply_chat_template(prompts, tokenize=True, return_dict=True, processor_kwargs=settings)
-    assert native_video.by_prompt(made["qwen2_5_vl"], [row["videos"]])["second_per_grid_ts"][0].tolist() == pytest.approx(
+    assert video_inputs.by_prompt(made["qwen2_5_vl"], [row["videos"]])["second_per_grid_ts"][0].tolist() == pytest.approx(
         [second_per_grid]
     )
     text = processor.decode(made["qwen3_vl"]["input_ids"][0])
@@ -198,14 +198,14 @@ def test_times_that_are_none(tmp_path, change, message):
 def test_clips_that_are_none(models, clips, message):
     asked = [{"role": "user", "content": [{"type": "video"}, {"type": "text", "text": "Which?"}]}]
     with pytest.raises(ValueError, match=message):
-        native_video.inputs_of(AutoProcessor.from_pretrained(models("qwen2_5_vl")), [asked], [clips])
+        video_inputs.inputs_of(AutoProcessor.from_pretrained(models("qwen2_5_vl")), [asked], [clips])
 
 
 def test_max_pixels_holds_for_the_frames_of_a_video(models):
     processor = AutoProcessor.from_pretrained(models("qwen2_5_vl"))
     processor.image_processor.size = {"shortest_edge": 784, "longest_edge": 56 * 56}
     large = [clip(COLOURS[0], HALVES, (112, 112))]
-    prompts, settings = native_video.inputs_of(processor, [[{"role": "user", "content": "Which?"}]], [large])
+    prompts, settings = video_inputs.inputs_of(processor, [[{"role": "user", "content": "Which?"}]], [large])
     made = processor.apply_chat_template(prompts, tokenize=True, return_dict=True, processor_kwargs=settings)
     assert made["video_grid_thw"].tolist() == [[2, 4, 4]]  # 56 x 56 pixels, 14 a patch
 
@@ -221,7 +221,7 @@ def test_text_goes_on_after_the_last_position_of_a_video(models):
     grids = {1: torch.tensor([[1, 4, 4]]), 2: torch.tensor([[3, 4, 4]])}
     ids = torch.zeros(1, 7, dtype=torch.long)
     before = model.base_model.get_rope_index(ids, torch.tensor([image]), image_grid_thw=grids[1])
-    native_video.text_after_videos(model)
+    video_inputs.text_after_videos(model)
     after = model.base_model.get_rope_index(ids, torch.tensor([image]), image_grid_thw=grids[1])
     assert torch.equal(before[0], after[0]) and torch.equal(before[1], after[1])
     kinds = torch.tensor([[0] * 3 + video])  # three tokens of padding
@@ -247,9 +247,9 @@ def test_a_long_clip_and_a_short_text_are_sampled_where_they_are_scored(models, 
     assert bool(grpo.sharing) == (shared == "on")  # it found no difference
     ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
     mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
-    fields = {name: output[name] for name in (*rows.VIDEO_FIELDS, "mm_token_type_ids")}
+    fields = {name: output[name] for name in (*batches.VIDEO_FIELDS, "mm_token_type_ids")}
     with torch.no_grad():
-        logits = grpo.model(input_ids=ids, attention_mask=mask, **rows.flat(fields)).logits  # (B, L, V)
+        logits = grpo.model(input_ids=ids, attention_mask=mask, **batches.flat(fields)).logits  # (B, L, V)
     logits[..., grpo.generation_config.suppress_tokens] = -torch.inf
     length = output["completion_ids"].shape[1]
     best, sampled = logits[:, -length - 1 : -1].argmax(dim=-1), output["completion_ids"]
@@ -293,7 +293,7 @@ def test_rows_keep_their_clips_and_score_as_a_direct_call(models, tmp_path, fami
             seen.append(row)
             text, clips = ROWS[row // 4]
             inputs = directly(grpo.processing_class, text, [double(one) for one in clips])
-            for name in rows.VIDEO_FIELDS if clips else ():
+            for name in batches.VIDEO_FIELDS if clips else ():
                 if name in inputs:
                     torch.testing.assert_close(batch[name][i], torch.as_tensor(inputs[name]), msg=f"row {row}, {name}")
             tokens = completion[batch["completion_mask"][i].bool()][None]
@@ -415,18 +415,18 @@ def greedy(model, processor, inputs, **more):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_evaluated_model_sees_the_clips_that_it_was_trained_on(models, family):
-    model, processor = judges.load_model(models(family))
-    native_video.text_after_videos(model)
+    model, processor = load_model(models(family))
+    video_inputs.text_after_videos(model)
     asked = [
         [{"role": "user", "content": [{"type": "video"}] * len(clips) + [{"type": "text", "text": text}]}] for text, clips in ROWS
     ]
-    made = judges.complete(model, processor, asked, [clips for _, clips in ROWS], max_new_tokens=8)
+    made = complete(model, processor, asked, [clips for _, clips in ROWS], max_new_tokens=8)
     for (text, clips), completion in zip(ROWS, made):
         inputs = directly(processor, text, [double(one) for one in clips])
         want = processor.decode(greedy(model, processor, inputs), skip_special_tokens=True)
         assert completion.text == want and completion.prompt_tokens == inputs["input_ids"].shape[1], text
     with pytest.raises(ValueError, match="1 image places and 2"):
-        judges.complete(model, processor, asked[:1], [ROWS[4][1]], max_new_tokens=8)
+        complete(model, processor, asked[:1], [ROWS[4][1]], max_new_tokens=8)
 
 
 def test_evaluate_with_native_video(models, tmp_path):
@@ -458,7 +458,7 @@ def test_a_template_without_a_place_for_a_video_is_refused(models):
     processor = AutoProcessor.from_pretrained(models("qwen2_5_vl"))
     processor.chat_template = processor.chat_template.replace("<|video_pad|>", "")
     with pytest.raises(ValueError, match="its chat template has no place for a video.*--video_input frames"):
-        native_video.check(processor)
+        video_inputs.check(processor)
 
 
 def test_the_first_row_may_be_without_a_clip(models, tmp_path):

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from analysis import ablation_tables, best_of_n, coupling, notebooks
+import stats
+from analysis import ablation_page, ablation_tables, best_of_n, notebooks
 from analysis.ablation_page import markdown
 from tests.test_ablation_tables import write_results
 
@@ -79,11 +80,11 @@ def test_the_committed_best_of_n_notebook_shows_the_committed_record():
 
 
 def test_the_ablation_notebook_on_a_small_result_set(tmp_path, monkeypatch):
-    monkeypatch.setattr(coupling, "RESAMPLES", 100)
+    monkeypatch.setattr(stats, "RESAMPLES", 100)
     monkeypatch.setattr(ablation_tables, "FLIPS", 1000)
     runs = [run for run in ablation_tables.wanted() if run not in ("scale_batch", "grpo_75", "no_criteria")]
     write_results(tmp_path, runs)
-    names = [name for name in ablation_tables.TABLES if name != "criteria"]
+    names = [name for name in ablation_page.TABLES if name != "criteria"]
     ablation_tables.main([str(tmp_path), "--tables", *names, "--without", "scale_batch", "grpo_75"])
     source = ROOT / "analysis" / "ablation_notebook.py"
     path = notebooks.make(source, tmp_path / "out", {"ABLATION_TABLES": str(tmp_path)})

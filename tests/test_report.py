@@ -20,11 +20,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import evaluate
-from analysis import cases, headline, report, report_ablations
+from analysis import cases, headline, report, report_ablations, report_figures
 from analysis import report_sections as sections
 from analysis.ablation_page import EVALUATIONS
 from analysis.mechanism import FAILURES
-from evaluate import Completion, EvaluateConfig
+from evaluate import EvaluateConfig
+from judging import judges
+from judging.models import Completion
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "chromium-browser"))), None)
 needs_browser = pytest.mark.skipif(not CHROMIUM, reason="no Chromium on this machine: apt-get install chromium-headless-shell")
@@ -74,8 +76,8 @@ def judged(tmp_path_factory):
         return text if first else text.translate({ord("1"): "2", ord("2"): "1"})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluate, "load_model", lambda path: (None, None))
-        patch.setattr(evaluate, "complete", complete)
+        patch.setattr(judges, "load_model", lambda path: (None, None))
+        patch.setattr(judges, "complete", complete)
         out = folder / "judge.json"
         evaluate.evaluate(EvaluateConfig("critic", "judge", str(out), dataset=str(folder / "pairs.jsonl")))
     return out
@@ -212,7 +214,7 @@ def page(tmp_path_factory):
 @pytest.fixture(scope="module")
 def hostile_page(record):
     """A page whose cases, and a section of which, hold hostile text."""
-    figure = sections.dots({HOSTILE[:25]: [("a", 1, 0, 2)]}, HOSTILE, HOSTILE, HOSTILE)
+    figure = report_figures.dots({HOSTILE[:25]: [("a", 1, 0, 2)]}, HOSTILE, HOSTILE, HOSTILE)
     section = {"id": "one", "title": HOSTILE, "source": "x", "text": [HOSTILE], "figures": [figure]}
     section["tables"] = [{"title": HOSTILE, "cells": [["", HOSTILE], [HOSTILE, HOSTILE]]}]
     return report.render(report.summary(EXPERIMENTS / "headline.json"), [section], report.browser(record))
@@ -351,9 +353,9 @@ def test_tables_are_read_from_a_records_page(tmp_path):
 
 
 def test_a_figure_comes_out_the_same_twice_and_takes_the_pages_colour():
-    first, again = (sections.dots({"a_$b$": [("x", 1, 0, 2), ("y", 3, 2, 4)]}, "%", "alt", "caption") for _ in range(2))
+    first, again = (report_figures.dots({"a_$b$": [("x", 1, 0, 2), ("y", 3, 2, 4)]}, "%", "alt", "caption") for _ in range(2))
     assert first == again and "currentColor" in first["svg"] and "#000000" not in first["svg"] and "a_$b$" in first["svg"]
-    other = sections.dots({"a": [("x", 1, 0, 2)]}, "%", "alt", "another")
+    other = report_figures.dots({"a": [("x", 1, 0, 2)]}, "%", "alt", "another")
     ids = [set(re.findall(r' id="([^"]+)"', figure["svg"])) for figure in (first, other)]
     assert not ids[0] & ids[1], "ids of two figures of a page do not meet"
 

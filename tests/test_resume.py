@@ -22,9 +22,9 @@ import pytest
 import torch
 from transformers import AutoProcessor, TrainerCallback
 
-import launch
 import trainer
 from tests import tiny_critic
+from training import checkpoints, launch
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
@@ -79,7 +79,7 @@ def train(model, folder, case, callbacks=(), **changes):
     pairs = tiny_critic.make_dataset(Path(folder) / f"data_{args.process_index}", pairs=15)
     processor = AutoProcessor.from_pretrained(model, padding_side="left")
     grpo = Recorder(model, [reward], args, pairs, processing_class=processor, callbacks=list(callbacks))
-    grpo.train(resume_from_checkpoint=launch.resume_point(args))
+    grpo.train(resume_from_checkpoint=checkpoints.resume_point(args))
 
 
 def taken(folder, process=0):
@@ -200,7 +200,7 @@ def test_a_checkpoint_with_a_cut_generation_batch_is_skipped(killed, tmp_path, c
         shutil.copytree(killed / INSIDE / f"checkpoint-{SAVED}", tmp_path / f"checkpoint-{step}")
     cut(tmp_path / "checkpoint-51" / "generation_buffer_0.pt")
     args = tiny_critic.config(tmp_path, resume_from_checkpoint="true")
-    assert launch.resume_point(args) == str(tmp_path / "checkpoint-50")
+    assert checkpoints.resume_point(args) == str(tmp_path / "checkpoint-50")
     assert "checkpoint-51 is skipped: generation_buffer_0.pt is cut off" in capsys.readouterr().out
 
 

@@ -9,8 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rewards
-from rewards import (accuracy_reward, answers_match, check_answer, extract_answer, format_reward, judgement_reward,
-                     parse_critique, parse_verdict, presence_format_reward, self_prediction_reward)
+from rewards import (
+    accuracy_reward,
+    answers_match,
+    check_answer,
+    extract_answer,
+    format_reward,
+    judgement_reward,
+    parse_critique,
+    parse_verdict,
+    presence_format_reward,
+    self_prediction_reward,
+)
 
 CASES = Path(__file__).parent / "cases"
 OPTIONS = {"A": "the left drawer", "B": "the red cup", "C": "the ramp", "D": "nothing moves"}

@@ -20,12 +20,13 @@ from trl import ModelConfig
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
 import data
-import launch
 import rewards
 import train_stage2
 from analysis import ablation_tables
+from data.files import content_sha
 from experiments import plan, run, train_supervised
 from tests import tiny_critic
+from training import launch
 
 ROOT = Path(__file__).resolve().parent.parent
 MATRIX = "experiments/tables.yaml"
@@ -230,7 +231,7 @@ def test_the_committed_matrix_is_whole_and_shows_its_tables_without_running_anyt
     before = {path.name: path.read_bytes() for path in (tmp_path / "tables").iterdir()}
     rows, shown = [json.loads(line) for line in before["results.jsonl"].splitlines()], []
     weights = {row["start"]: row["weights"] for row in rows}  # those of the taught base are not committed
-    assert weights["base"] == plan.content_sha(ROOT / "physworld/tiny_vlm")
+    assert weights["base"] == content_sha(ROOT / "physworld/tiny_vlm")
     monkeypatch.setattr(run, "start_weights", lambda scale: weights)
     monkeypatch.setattr(ablation_tables, "main", shown.append)
     monkeypatch.setattr(run, "execute", lambda command, *rest: pytest.fail(f"it would run {shlex.join(command)}"))
@@ -252,7 +253,7 @@ def test_a_killed_matrix_keeps_whole_rows_and_finished_stages(small):
 
 def test_a_stage_that_another_call_trains_is_not_trained_twice(small, capsys):
     main, commands, folder = small
-    start = run.start_weights({"start": {"base": "physworld/tiny_vlm"}})
+    start = plan.start_weights({"start": {"base": "physworld/tiny_vlm"}})
     planned = plan.plan(*plan.read_matrix(str(folder / "matrix.yaml")), folder / "work", [0], ["one"], start)
     [stage] = planned[0][0].stages
     with data.open_lines(stage.folder.with_name(stage.folder.name + ".lock")):

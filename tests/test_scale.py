@@ -24,11 +24,12 @@ from PIL import Image
 from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
 from trl import ModelConfig
 
-import launch
 import train_stage1
 import train_stage2
+import trainer
 from analysis import bench_gpu, scaling_budget, scaling_checks
 from tests import tiny_critic
+from training import checkpoints, launch
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = ROOT / "accelerate_configs"
@@ -96,11 +97,11 @@ def test_two_cpu_processes_train_two_steps(files, tmp_path):
 def test_a_checkpoint_of_fsdp_is_whole_with_its_own_optimizer_file(tmp_path):
     (tmp_path / "trainer_state.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
-    assert launch.missing_from_checkpoint(tmp_path) == "optimizer.pt is absent or cut off"
+    assert checkpoints.missing_from_checkpoint(tmp_path) == "optimizer.pt is absent or cut off"
     torch.save({"a": torch.zeros(3)}, tmp_path / "optimizer.bin")
-    assert launch.missing_from_checkpoint(tmp_path) is None
+    assert checkpoints.missing_from_checkpoint(tmp_path) is None
     (tmp_path / "optimizer.bin").write_bytes((tmp_path / "optimizer.bin").read_bytes()[:100])
-    assert launch.missing_from_checkpoint(tmp_path) == "optimizer.pt is absent or cut off"
+    assert checkpoints.missing_from_checkpoint(tmp_path) == "optimizer.pt is absent or cut off"
 
 
 # ---------------------------------------------------------------------------------------------------------------- SLURM
@@ -307,7 +308,7 @@ def vllm_trainer(folder, monkeypatch, **options):
     monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", StandIn)
     model = tiny_critic.make_model(folder / "model")
     args = tiny_critic.config(folder, use_vllm=True, beta=0.01, **options)
-    grpo = tiny_critic.CriticGRPOTrainer(
+    grpo = trainer.CriticGRPOTrainer(
         model=model,
         reward_funcs=[lambda completion_ids, **kwargs: [float(sum(ids) % 7) for ids in completion_ids]],
         args=args,

@@ -20,12 +20,12 @@ from transformers import (
 )
 from trl import GRPOTrainer
 
-import rows
-import shared_prefix
 import trainer
-from prefix_check import Sharing
 from tests import tiny_models
 from tests.tiny_critic import config
+from training import shared_prefix
+from training.batches import by_row, join, regroup, take
+from training.shared_prefix import Sharing
 
 
 @pytest.fixture(scope="module")
@@ -342,7 +342,7 @@ def batch_of(sizes, width, length):
 
 def facts(batch):
     """Each row's prompt, completion, advantage, token types and pixels, with padding gone."""
-    split, found = rows.by_row(batch), []
+    split, found = by_row(batch), []
     for i in range(len(batch["advantages"])):
         prompt, completion = (batch[f"{n}_ids"][i][batch[f"{n}_mask"][i].bool()].tolist() for n in ("prompt", "completion"))
         pixels = split["pixel_values"][i].tolist() if "pixel_values" in split else []
@@ -361,15 +361,15 @@ def test_rows_keep_their_fields_when_batches_are_joined_and_reordered(first, sec
     order = list(range(len(first) + len(second)))
     chance.shuffle(order)
     whole = facts(batches[0]) + facts(batches[1])
-    assert facts(rows.join(batches)) == whole
-    assert facts(rows.take(rows.join(batches), order)) == [whole[i] for i in order]
+    assert facts(join(batches)) == whole
+    assert facts(take(join(batches), order)) == [whole[i] for i in order]
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 4), min_size=12, max_size=12), st.sampled_from([1, 2, 3, 6]))
 def test_regrouping_moves_rows_within_an_optimizer_step_only(sizes, window):
-    micro = [rows.take(batch_of(sizes, 5, 2), range(2 * i, 2 * i + 2)) for i in range(6)]
-    done = rows.regroup(micro, window)
+    micro = [take(batch_of(sizes, 5, 2), range(2 * i, 2 * i + 2)) for i in range(6)]
+    done = regroup(micro, window)
     assert len(done) == 6 and all(len(batch["advantages"]) == 2 for batch in done)
     for start in range(0, 6, window):
         before, after = ([row for batch in part[start : start + window] for row in facts(batch)] for part in (micro, done))

@@ -19,12 +19,12 @@ from PIL import Image
 
 import data
 import evaluate
-import official_scores
 import prompts
-import source_files
-import sources
 from analysis import judge_table, loader_checks
-from evaluate import Completion, EvaluateConfig
+from data import source_files, sources
+from evaluate import EvaluateConfig
+from judging import judges, official_scores, tasks
+from judging.models import Completion
 from tests import tiny_critic
 from tests.fault_proxy import FaultProxy, reply
 from tests.stub_judge import open_server
@@ -94,11 +94,11 @@ def test_every_record_opens_and_makes_its_prompts(loaded, source, mode, tmp_path
     data_file.write_text(
         "".join(json.dumps(record) + "\n" for record in records.values() if not str(record.get("frames")).count("'images/"))
     )
-    for record in evaluate.load_tasks(EvaluateConfig("m", mode, "r.json", dataset=str(data_file), source=source)):
+    for record in tasks.load_tasks(data_file, mode == "judge", answered=False):
         frames = data.open_frames(record[0])
         assert all(min(image.size) >= 28 and image.mode == "RGB" for image in frames)
         assert len(frames) > 0 or source == "judgebench"
-        evaluate.task_prompt(*record, len(frames), "self_ref")
+        tasks.task_prompt(*record, len(frames), "self_ref")
 
 
 HAND = [row for _, row in data.read_jsonl(FIXTURES / "by_hand.jsonl")]  # fields as they must be, and why
@@ -186,7 +186,7 @@ def test_a_hub_id_is_fetched_and_read_as_a_folder(loaded, tmp_path, monkeypatch)
     assert records == loaded["roboreward", "question"][0]
     assert asked == [(("teetone/RoboReward",), {"repo_type": "dataset", "allow_patterns": ["*test*"]})]
     with pytest.raises(data.RecordError, match="nor a hub id"):
-        sources.locate(str(tmp_path / "absent" / "folder"))
+        source_files.locate(str(tmp_path / "absent" / "folder"))
 
 
 # --- what must never reach a prompt ---------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def poison(source, row):
 
 def good_rows(source, mode):
     """(file, row) of the fixture rows that the loader keeps, one question of a clip each."""
-    counts, media = sources.Counts(), sources.Media(FIXTURES / source, FIXTURES)
+    counts, media = source_files.Counts(), source_files.Media(FIXTURES / source, FIXTURES)
     found = []
     for file in source_files.table_files(FIXTURES / source, "test" if source == "roboreward" else None):
         media.here = file.parent
@@ -238,8 +238,8 @@ def all_prompts(records, mode):
     made = []
     for record in records:
         for order in ("12", "21") if mode == "judge" else (None,):
-            made += [evaluate.task_prompt(record, order, 1, variant) for variant in prompts.VARIANTS]
-            made.append(evaluate.task_prompt(record, order, 1, "own", "{question} {options} {response_1} {response_2}"))
+            made += [tasks.task_prompt(record, order, 1, variant) for variant in prompts.VARIANTS]
+            made.append(tasks.task_prompt(record, order, 1, "own", "{question} {options} {response_1} {response_2}"))
         if mode == "judge":
             backend = Fake(lambda call: "AB")
             question = prompts.question_text(record["question"], record.get("options"))
@@ -295,7 +295,7 @@ def test_more_than_one_in_a_hundred_is_an_error_unless_allowed(tmp_path):
 
 def test_a_clip_without_questions_is_rejected_and_counted(tmp_path):
     file = next((FIXTURES / "cosmos_reason1").rglob("*.json*"))
-    _, row = next(sources.read_rows(file))
+    _, row = next(source_files.read_rows(file))
     assert len(sources.split("cosmos_reason1", row | {"qa_pairs": [row["qa_pairs"]] * 2})) == 2
     (tmp_path / "empty.jsonl").write_text(json.dumps(row | {"qa_pairs": []}) + "\n")
     with pytest.raises(data.RecordError, match="read 1, kept 0, rejected 1(.|\n)*qa_pairs lacks"):
@@ -438,8 +438,8 @@ CRITIQUE = "<pred_think> r </pred_think> <pred> A </pred> <think> so </think> \\
 
 def run(monkeypatch, out, source, mode, text, **more):
     """evaluate.py on a source's fixtures with a model that always says `text`."""
-    monkeypatch.setattr(evaluate, "load_model", lambda path: (None, None))
-    monkeypatch.setattr(evaluate, "complete", lambda *given: [Completion(text, 10, 5) for _ in given[2]])
+    monkeypatch.setattr(judges, "load_model", lambda path: (None, None))
+    monkeypatch.setattr(judges, "complete", lambda *given: [Completion(text, 10, 5) for _ in given[2]])
     subset = {"subset": "test"} if source == "roboreward" else {}
     config = EvaluateConfig(
         "m", mode, str(out), dataset=str(FIXTURES / source), source=source, allow_rejected=True, **subset, **more
@@ -486,7 +486,7 @@ def test_a_limit_and_a_benchmarks_own_prompt(monkeypatch, tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "e.jsonl").read_text().splitlines()]
     assert {row["prediction"] for row in rows} == {"B"}  # the first capital of A to D, as the benchmark reads it
     template = "{response_1} {question} {x}"
-    message = evaluate.task_prompt({"question": "{response_2}", "response_1": "a", "response_2": "b"}, "21", 2, "own", template)
+    message = tasks.task_prompt({"question": "{response_2}", "response_1": "a", "response_2": "b"}, "21", 2, "own", template)
     assert [block["type"] for block in message[0]["content"]] == ["image", "image", "text"]
     assert message[0]["content"][2]["text"] == "b {response_2} {x}"  # filled in once, nothing inside what was filled in
 
@@ -561,8 +561,8 @@ def test_ten_thousand_pairs_load_and_stream_in_constant_memory(tmp_path, monkeyp
     records, loading = peak_of(lambda: data.RecordFile(file, pair=True))
     assert loading < 5 and len(records) == 10_000 and records[9_999]["id"] == "p9999", f"{loading:.1f} MB"
     shown = []
-    monkeypatch.setattr(evaluate, "load_model", lambda path: (None, None))
-    monkeypatch.setattr(evaluate, "complete", lambda *given: shown.append(1) or [Completion("x" * 4000, 1, 1) for _ in given[2]])
+    monkeypatch.setattr(judges, "load_model", lambda path: (None, None))
+    monkeypatch.setattr(judges, "complete", lambda *given: shown.append(1) or [Completion("x" * 4000, 1, 1) for _ in given[2]])
     monkeypatch.setattr(
         evaluate, "summarise", lambda rows, mode: {"accuracy": {"n": len(rows)}}
     )  # its bootstrap is another matter
@@ -630,7 +630,8 @@ def test_scripts_run_on_a_real_model(tmp_path):
     assert "rejected 1 x no such video" in done.stdout and "question accuracy" in done.stdout
     assert json.loads((tmp_path / "eval/r.json").read_text())["accuracy"]["n"] == 3
     words = [
-        "sources.py",
+        "-m",
+        "data.sources",
         "--source",
         "judgebench",
         "--mode",

@@ -1,4 +1,4 @@
-"""train_dpo.py and dpo_pairs.py: pairs made and refused, what DPOTrainer is given, guards, resuming, commands as typed."""
+"""train_dpo.py and train_dpo.py: pairs made and refused, what DPOTrainer is given, guards, resuming, commands as typed."""
 
 import inspect
 import json
@@ -20,13 +20,12 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from trl import DPOTrainer
 
 import best_of_n
-import candidates
 import data
-import dpo_pairs
 import ppt
 import prompts
 import train_dpo
-from judges import load_model
+from judging import candidates
+from judging.models import load_model
 from tests import tiny_critic
 from tests.test_best_of_n import Stub, chance, write_candidates
 
@@ -74,7 +73,7 @@ def test_total_preference_is_what_ppt_counts(cells):
     n = len(cells)
     table = ppt._Table(n, lambda a, b: cells[a][b])
     table.play([(a, b) for a in range(n) for b in range(n) if a != b])
-    scores, counts = dpo_pairs.total_preference(cells)
+    scores, counts = train_dpo.total_preference(cells)
     assert counts == table.counts and scores == pytest.approx(table.rates(), abs=1e-9)
 
 
@@ -83,7 +82,7 @@ def test_a_favoured_place_changes_neither_best_nor_worst(strengths, bias):
     """p = 1/2 + (s_a - s_b) / 4 + bias: whatever the judge gives to the first place, each response gets and pays it as often."""
     n = len(strengths)
     cells = [[0.5 + (strengths[a] - strengths[b]) / 4 + bias / 2 if a != b else None for b in range(n)] for a in range(n)]
-    ends = dpo_pairs.best_and_worst(*dpo_pairs.total_preference(cells))
+    ends = train_dpo.best_and_worst(*train_dpo.total_preference(cells))
     if max(strengths) - min(strengths) > 1e-6:
         assert strengths[ends[0]] >= max(strengths) - 1e-6 and strengths[ends[1]] <= min(strengths) + 1e-6
     if max(strengths) == min(strengths):
@@ -103,7 +102,7 @@ def test_a_favoured_place_changes_neither_best_nor_worst(strengths, bias):
     ],
 )
 def test_best_and_worst(scores, counts, want, reason):
-    assert dpo_pairs.best_and_worst(scores, counts) == want, reason
+    assert train_dpo.best_and_worst(scores, counts) == want, reason
 
 
 def candidate(text, correct=False):
@@ -124,23 +123,23 @@ def candidate(text, correct=False):
     ],
 )
 def test_refusals(texts, choice, want):
-    assert dpo_pairs.refusal({"candidates": [candidate(text) for text in texts]}, choice) == want
+    assert train_dpo.refusal({"candidates": [candidate(text) for text in texts]}, choice) == want
 
 
 @given(st.lists(st.booleans(), min_size=2, max_size=8), st.integers(0, 3))
 def test_the_verifiers_pair_is_right_over_wrong(correct, seed):
     record = {"id": "q1", "candidates": [candidate(str(i), right) for i, right in enumerate(correct)]}
-    got = dpo_pairs.right_and_wrong(record, seed)
+    got = train_dpo.right_and_wrong(record, seed)
     if len(set(correct)) == 1:
         assert got == ("all right" if correct[0] else "all wrong")
     else:
-        assert correct[got[0]] and not correct[got[1]] and got == dpo_pairs.right_and_wrong(record, seed)
+        assert correct[got[0]] and not correct[got[1]] and got == train_dpo.right_and_wrong(record, seed)
 
 
 def test_the_verifiers_draw_follows_seed_and_id():
     correct = [True, False] * 4
     records = [{"id": f"q{i}", "candidates": [candidate("", right) for right in correct]} for i in range(20)]
-    drawn = [[dpo_pairs.right_and_wrong(record, seed) for record in records] for seed in (0, 1)]
+    drawn = [[train_dpo.right_and_wrong(record, seed) for record in records] for seed in (0, 1)]
     assert drawn[0] != drawn[1] and len(set(drawn[0])) > 5
 
 
@@ -150,7 +149,7 @@ def test_the_verifiers_draw_follows_seed_and_id():
 @pytest.fixture
 def judge(monkeypatch):
     stub = Stub()
-    monkeypatch.setattr(best_of_n, "load_judge", lambda config, known: stub)
+    monkeypatch.setattr(train_dpo, "critic_judge", lambda config, known: stub)
     return stub
 
 
@@ -228,7 +227,7 @@ def test_kill_9_loses_and_doubles_no_judgement(tmp_path, monkeypatch, last):
     with (tmp_path / "pairs.calls.jsonl").open("a") as lines:
         lines.write('{"id": "q1", "ord')  # the line that the kill cut
     stub = Stub()
-    monkeypatch.setattr(best_of_n, "load_judge", lambda config, known: stub)
+    monkeypatch.setattr(train_dpo, "critic_judge", lambda config, known: stub)
     assert make(tmp_path) == make(tmp_path / "whole")
     assert (tmp_path / "pairs.jsonl").read_bytes() == (tmp_path / "whole/pairs.jsonl").read_bytes()
     keys = [(row["id"], row["order"]) for row in rows_of(tmp_path / "pairs.calls.jsonl")]

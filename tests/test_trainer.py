@@ -11,12 +11,12 @@ import trl
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-import launch
 import rewards
 import trainer
-from rows import of_prompts, processor_fields
 from tests import tiny_critic
 from tests.tiny_critic import config, critique
+from training import checkpoints, launch
+from training.batches import of_prompts, processor_fields
 
 
 @pytest.fixture(scope="module")
@@ -264,26 +264,26 @@ def cut(path):
 def test_an_incomplete_checkpoint_is_skipped(tmp_path, name, harm, capsys):
     whole, harmed = make_checkpoint(tmp_path, 2), make_checkpoint(tmp_path, 10)
     args = config(tmp_path, resume_from_checkpoint="true")
-    assert launch.resume_point(args) == str(harmed)
+    assert checkpoints.resume_point(args) == str(harmed)
     harm(harmed / name)
-    assert launch.missing_from_checkpoint(harmed)
-    assert launch.resume_point(args) == str(whole)
+    assert checkpoints.missing_from_checkpoint(harmed)
+    assert checkpoints.resume_point(args) == str(whole)
     assert f"{harmed} is skipped" in capsys.readouterr().out
     with pytest.raises(ValueError, match="cannot be resumed from"):
-        launch.resume_point(config(tmp_path, resume_from_checkpoint=str(harmed)))
+        checkpoints.resume_point(config(tmp_path, resume_from_checkpoint=str(harmed)))
 
 
 def test_shards_of_a_checkpoint_are_looked_for(tmp_path):
     folder = make_checkpoint(tmp_path, 2)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}))
-    assert "model-2.safetensors" in launch.missing_from_checkpoint(folder)
+    assert "model-2.safetensors" in checkpoints.missing_from_checkpoint(folder)
 
 
 def test_a_fresh_run_sets_earlier_checkpoints_aside(tmp_path, capsys):
     make_checkpoint(tmp_path, 150)
-    assert launch.resume_point(config(tmp_path)) is None
+    assert checkpoints.resume_point(config(tmp_path)) is None
     assert [path.name for path in tmp_path.iterdir()] == ["earlier-checkpoint-150"]
-    assert launch.resume_point(config(tmp_path, resume_from_checkpoint="true")) is None
+    assert checkpoints.resume_point(config(tmp_path, resume_from_checkpoint="true")) is None
     assert "training starts from the beginning" in capsys.readouterr().out
 
 

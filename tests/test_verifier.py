@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from backends import ServerBackend, TwoStage
-from calls import Reply, Tokens
+from judging.calls import Reply, Tokens
+from judging.score_tokens import PAIRWISE, PROGRESS, NoScoreToken, after_last_tag, expected_score
+from judging.server import ServerBackend, TwoStage
 from ppt import preference
-from score_tokens import PAIRWISE, PROGRESS, NoScoreToken, after_last_tag, expected_score
 from tests.fault_proxy import FaultProxy
 from tests.stub_judge import LOG, ONE, THREE, Fake, by_length, quiet, sampled_reply, shown
 from verifier import Comparison, Criterion, NoValidCall, load_criteria
@@ -459,7 +459,7 @@ def test_kill_and_resume(tmp_path):
 SERVED = """
 import sys
 sys.path.insert(0, {path!r})
-from backends import ServerBackend
+from judging.server import ServerBackend
 from tests.stub_judge import quiet
 backend = ServerBackend({url!r}, "stub", route="sampled", concurrency=4)
 tasks = [(f"question {{i}}.", "a" * (1 + i % 7), "b" * (1 + i % 5)) for i in range(200)]

@@ -13,8 +13,8 @@ import pytest
 from llm_verifier.fine_grained_reward import score_pair_criterion
 
 import prompts
-from calls import Call, Missing
-from score_tokens import PAIRWISE, expected_score
+from judging.calls import Call, Missing
+from judging.score_tokens import PAIRWISE, expected_score
 from tests.fault_proxy import FaultProxy
 from tests.stub_judge import server
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from analysis import headline, verifier_checks, verifier_cost, verifier_replies, verifier_scaling
+from data import files
 from tests.fault_proxy import FaultProxy, reply
 from tests.stub_judge import LOG, open_server, sampled_reply
 
@@ -139,7 +140,7 @@ def stub():
 def test_cost_end_to_end_and_again(tmp_path, monkeypatch):
     """Both sides on the stub: we ask each prompt once; a run that was cut off carries on and says the same."""
     monkeypatch.setattr(verifier_cost, "served", stub)
-    monkeypatch.setattr(headline, "commit", lambda: "abc")
+    monkeypatch.setattr(files, "commit", lambda: "abc")
     words = ["--tasks", "2", "--analysis_tokens", "9", "--out", str(tmp_path)]
     verifier_cost.main(words)
     rows = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
@@ -177,7 +178,7 @@ def test_the_meter_caps_strips_and_counts():
 
 
 def test_checks_end_to_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(headline, "commit", lambda: "abc")
+    monkeypatch.setattr(files, "commit", lambda: "abc")
     verifier_checks.main(["--tables", "30", "--replies", "136", "--out", str(tmp_path)])
     entries = json.loads((tmp_path / "summary.json").read_text())["headline"]
     assert (entries["peer_tables_identical"]["value"], entries["peer_tables_identical"]["n"]) == (100.0, 30)
@@ -188,7 +189,7 @@ def test_checks_end_to_end(tmp_path, monkeypatch):
 
 
 def test_checks_fail_loudly(tmp_path, monkeypatch):
-    monkeypatch.setattr(headline, "commit", lambda: "abc")
+    monkeypatch.setattr(files, "commit", lambda: "abc")
     monkeypatch.setattr(verifier_checks, "different_tables", lambda count, progress: [3])
     with pytest.raises(SystemExit, match="a check failed"):
         verifier_checks.main(["--tables", "10", "--replies", "2", "--out", str(tmp_path)])

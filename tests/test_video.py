@@ -1,4 +1,4 @@
-"""video.py on real files that these tests write: which frames, when, how large, which way up, and what is refused."""
+"""data/media.py on real files that these tests write: which frames, when, how large, which way up, and what is refused."""
 
 import subprocess
 import sys
@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import video
-from data import RecordError
+from data import RecordError, media
 
 ROOT = Path(__file__).parent.parent
 STEP = 7  # grey levels between one frame and the next: a frame's number can be read from its brightness
@@ -61,7 +60,7 @@ FORMATS = [  # (file, codec, pixels): containers with and without key frame inde
 def test_frames_by_count_in_every_container(tmp_path, name, codec, pixels):
     path = write(tmp_path / name, n=30, codec=codec, pixels=pixels)
     for count in (1, 2, 5, 30):
-        images, seconds = video.frames(path, count=count)
+        images, seconds = media.video_frames(path, count=count)
         places = [round(i * 29 / max(count - 1, 1)) for i in range(count)]
         assert numbers(images) == places, "evenly by number, first and last included"
         assert seconds == pytest.approx([place / 10 for place in places], abs=2e-3)
@@ -71,57 +70,57 @@ def test_frames_by_count_in_every_container(tmp_path, name, codec, pixels):
 def test_few_frames_of_many_agree_with_all_frames(tmp_path):
     """Jumping to key frames and decoding straight through are two ways to the same pixels."""
     path = write(tmp_path / "a.mp4", n=40, key_every=7)
-    every, when = video.frames(path)
-    few, at = video.frames(path, count=6)
+    every, when = media.video_frames(path)
+    few, at = media.video_frames(path, count=6)
     for image, second in zip(few, at, strict=True):
         assert np.array_equal(np.asarray(image), np.asarray(every[when.index(second)]))
-    times, base, keys = video.read_times(path)
+    times, base, keys = media.read_times(path)
     assert len(times) == 40 and len(keys) >= 5
-    counted = video.decode(path, times, [0, 8, 16, 23, 31, 39], None, None)
+    counted = media.decode(path, times, [0, 8, 16, 23, 31, 39], None, None)
     assert all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in zip(few, counted, strict=True))
 
 
 def test_fewer_frames_than_asked(tmp_path):
-    images, seconds = video.frames(write(tmp_path / "a.mp4", n=3), count=8)
+    images, seconds = media.video_frames(write(tmp_path / "a.mp4", n=3), count=8)
     assert numbers(images) == [0, 1, 2] and seconds == pytest.approx([0, 0.1, 0.2])
-    images, seconds = video.frames(write(tmp_path / "one.mp4", n=1), count=8)
+    images, seconds = media.video_frames(write(tmp_path / "one.mp4", n=1), count=8)
     assert numbers(images) == [0] and seconds == [0.0]
-    assert video.frames(tmp_path / "one.mp4", fps=5)[1] == [0.0]
+    assert media.video_frames(tmp_path / "one.mp4", fps=5)[1] == [0.0]
 
 
 def test_by_fps(tmp_path):
     path = write(tmp_path / "a.mp4", n=26)  # 2.5 s at 10 frames a second
-    assert video.frames(path, fps=2)[1] == pytest.approx([0, 0.5, 1, 1.5, 2, 2.5])
-    assert video.frames(path, fps=1)[1] == pytest.approx([0, 1, 2, 2.5]), "the last frame is there though no second ends on it"
-    assert numbers(video.frames(path, fps=100)[0]) == list(range(26)), "no frame twice where fps is above the file's"
-    images, seconds = video.frames(path, fps=10, max_frames=4)
+    assert media.video_frames(path, fps=2)[1] == pytest.approx([0, 0.5, 1, 1.5, 2, 2.5])
+    assert media.video_frames(path, fps=1)[1] == pytest.approx([0, 1, 2, 2.5]), "the last frame is there though no second ends on it"
+    assert numbers(media.video_frames(path, fps=100)[0]) == list(range(26)), "no frame twice where fps is above the file's"
+    images, seconds = media.video_frames(path, fps=10, max_frames=4)
     assert numbers(images) == [0, 8, 17, 25] and seconds == pytest.approx([0, 0.8, 1.7, 2.5]), "thinned evenly, ends kept"
 
 
 def test_span(tmp_path):
     path = write(tmp_path / "a.mp4", n=20)
-    images, seconds = video.frames(path, count=3, span=(4, 8))
+    images, seconds = media.video_frames(path, count=3, span=(4, 8))
     assert numbers(images) == [4, 6, 8] and seconds == pytest.approx([0.4, 0.6, 0.8])
-    assert numbers(video.frames(path, fps=5, span=(4, 9))[0]) == [4, 6, 8, 9] and numbers(video.frames(path, count=4, span=(7, 7))[0]) == [7]
+    assert numbers(media.video_frames(path, fps=5, span=(4, 9))[0]) == [4, 6, 8, 9] and numbers(media.video_frames(path, count=4, span=(7, 7))[0]) == [7]
     for span in ((0, 20), (5, 4), (-1, 3)):
         with pytest.raises(RecordError, match="the video has 20 frames"):
-            video.frames(path, count=3, span=span)
+            media.video_frames(path, count=3, span=span)
 
 
 def test_variable_frame_rate(tmp_path):
     times = [0, 40, 80, 120, 1000, 1040, 3000, 3500]
     for name, codec in (("a.mkv", "ffv1"), ("b.mp4", "libx264")):
         path = write(tmp_path / name, n=8, codec=codec, pixels="yuv444p", times=times, rate=25)
-        images, seconds = video.frames(path)
+        images, seconds = media.video_frames(path)
         assert seconds == pytest.approx([t / 1000 for t in times], abs=2e-3) and numbers(images) == list(range(8))
-        images, seconds = video.frames(path, fps=1)
+        images, seconds = media.video_frames(path, fps=1)
         assert numbers(images) == [0, 4, 5, 6, 7], "frames nearest to 0, 1, 2, 3 s, and the last"
         assert seconds == pytest.approx([0, 1, 1.04, 3, 3.5], abs=2e-3)
 
 
 @pytest.mark.parametrize("size", [(33, 57), (17, 9), (29, 28)], ids=str)
 def test_odd_sizes(tmp_path, size):
-    images, _ = video.frames(write(tmp_path / "a.mkv", size=size, codec="ffv1", pixels="yuv444p"), count=2)
+    images, _ = media.video_frames(write(tmp_path / "a.mkv", size=size, codec="ffv1", pixels="yuv444p"), count=2)
     assert [image.size for image in images] == [size, size]
 
 
@@ -131,7 +130,7 @@ def test_odd_sizes(tmp_path, size):
     ids=["upright", "counterclockwise", "clockwise: a phone held upright", "upside down"],
 )
 def test_rotation_in_the_metadata_is_applied(tmp_path, rotation, size, white):
-    image = video.frames(write(tmp_path / "a.mp4", rotation=rotation), count=1)[0][0]
+    image = media.video_frames(write(tmp_path / "a.mp4", rotation=rotation), count=1)[0][0]
     assert image.size == size
     corners = {corner: image.getpixel((corner[0] % image.width, corner[1] % image.height))[0] for corner in ((0, 0), (0, -1), (-1, 0), (-1, -1))}
     assert max(corners, key=corners.get) == white, "the white corner went where the turn takes it"
@@ -140,9 +139,9 @@ def test_rotation_in_the_metadata_is_applied(tmp_path, rotation, size, white):
 def test_pixels_are_bounded_and_shape_is_kept(tmp_path):
     path = write(tmp_path / "a.mp4", size=(320, 240), n=3)
     for limit in (20000, 320 * 240, 50):
-        image = video.frames(path, count=1, max_pixels=limit)[0][0]
+        image = media.video_frames(path, count=1, max_pixels=limit)[0][0]
         assert image.width * image.height <= limit and image.width / image.height == pytest.approx(4 / 3, rel=0.15)
-    assert image.size != (320, 240) and video.frames(path, count=1, max_pixels=320 * 240)[0][0].size == (320, 240)
+    assert image.size != (320, 240) and media.video_frames(path, count=1, max_pixels=320 * 240)[0][0].size == (320, 240)
 
 
 def cut(path, share):
@@ -184,7 +183,7 @@ def silence():
 def test_a_file_that_cannot_be_used_is_a_clear_error(tmp_path, make, message):
     path = make(tmp_path)
     with pytest.raises(RecordError, match=message) as error:
-        video.frames(path, count=4)
+        media.video_frames(path, count=4)
     assert str(path) in str(error.value)
 
 
@@ -198,14 +197,14 @@ def test_sound_that_lasts_longer_than_the_pictures_is_no_damage(tmp_path):
         container.mux(pictures.encode())
         for _ in range(40):  # 4 s
             container.mux(track.encode(silence()))
-    assert video.frames(path)[1] == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
+    assert media.video_frames(path)[1] == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
 
 
 def test_bad_numbers(tmp_path):
     path = write(tmp_path / "a.mp4")
     for arguments in ({"count": 0}, {"fps": 0}, {"fps": -1}, {"max_frames": 0}, {"max_pixels": 0}, {"count": 2, "fps": 1}):
         with pytest.raises(ValueError, match="count|fps|max_"):
-            video.frames(path, **arguments)
+            media.video_frames(path, **arguments)
 
 
 @settings(max_examples=200, deadline=None)
@@ -213,7 +212,7 @@ def test_bad_numbers(tmp_path):
 def test_by_fps_no_time_is_far_from_a_chosen_frame(gaps, fps):
     """Any rate: no frame twice, both ends there, and each 1/fps second is served by its nearest frame."""
     times = np.cumsum([0, *gaps]).tolist()
-    places = video.every(times, fps, Fraction(1, 1000))
+    places = media.every(times, fps, Fraction(1, 1000))
     assert places == sorted(set(places)) and places[0] == 0 and places[-1] == len(times) - 1
     second = 0.0
     while second * 1000 <= times[-1] and second < 200 / fps:

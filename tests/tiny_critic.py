@@ -9,9 +9,9 @@ from transformers import AutoProcessor
 
 import data
 import prompts
-from launch import CriticGRPOConfig
 from physworld import tiny
 from trainer import CriticGRPOTrainer
+from training.launch import CriticGRPOConfig
 
 COLOURS = ["red", "blue", "green", "grey"]
 

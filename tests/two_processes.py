@@ -22,9 +22,9 @@ from transformers import TrainerCallback
 from trl import ModelConfig
 
 import data
-import launch
 import rewards
 from tests import tiny_critic
+from training import launch
 
 STEPS, FEW = 20, 4
 CASES = {

@@ -8,12 +8,15 @@ for a knockout, no judgement is paid twice, and a run that was killed goes on wh
 import json
 import time
 from collections import Counter, defaultdict
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from itertools import permutations
 from pathlib import Path
+from typing import Literal
+
+from tqdm import tqdm
 
 import ppt
-from evaluate import content_sha, open_rows, write_result
+from data.files import content_sha, open_rows, write_result
 
 TOURNAMENTS = {
     "knockout": ppt.knockout, "pivot": ppt.pivot_tournament, "swiss": ppt.swiss, "adaptive": ppt.adaptive,
@@ -114,3 +117,65 @@ def solving(items, calls, solve):
         if not calls.by_question[record["id"]]:
             first.setdefault(record["id"], (record, a, b) if solve == "first" else (record, *ALONE))
     return [*first.values(), *(item for item in items if item[0]["id"] not in first)]
+
+
+@dataclass
+class JudgeConfig:
+    """The judge of pick and table, and its candidates."""
+
+    candidates: str = field(metadata={"help": "candidates JSONL (sample, or your own in the same form)"})
+    out: str = field(metadata={"help": "result JSONL; its summary goes to the .json beside it"})
+    critic: str | None = field(default=None, metadata={"help": "critic: folder, hub id, or the server's model name"})
+    verifier: str | None = field(default=None, metadata={"help": "verifier: folder, hub id, or the server's model name"})
+    base_url: str | None = field(default=None, metadata={"help": "OpenAI-compatible server that holds the judge"})
+    solve: Literal["each", "first", "alone"] = field(
+        default="each", metadata={"help": "critic: solves anew each time, once while judging first, or once without responses"}
+    )
+    same_text: Literal["tie", "ask"] = field(
+        default="tie", metadata={"help": "two candidates with one text: a tie, or asked too"}
+    )
+    criteria: str = field(default="physical", metadata={"help": "verifier: what it judges by"})
+    repeats: int = field(default=2, metadata={"help": "verifier: calls a criterion"})
+    max_new_tokens: int = field(default=512, metadata={"help": "tokens a judgement may have"})
+    max_frames: int = field(default=8, metadata={"help": "frames taken of a video"})
+    batch_size: int = field(default=64, metadata={"help": "judgements made at once, and questions played at once"})
+    limit: int | None = field(default=None, metadata={"help": "this many questions, drawn by a hash of their ids"})
+    calls: str | None = field(default=None, metadata={"help": "JSONL of judgements; share it between pick and table"})
+    seed: int = field(default=0, metadata={"help": "of tournaments and of what is random in them"})
+
+
+def played(config, records, plans, load_judge):
+    """(rankings of all records, Calls), a chunk of questions at a time; says what was asked, found and missing.
+
+    load_judge(config, known) -> judge(items) -> one dict each: p (None: it abstains), what it said, and COSTS without seconds.
+    An item is (record, first, second), the numbers of two candidates in the order shown. `missing` in the answer is why
+    there is none (a server that failed): such a call is asked again by the next run. known[id] are the judgements of a
+    question so far, from which a critic takes its solution again after a restart.
+    """
+    if config.batch_size < 1 or (config.critic is None) == (config.verifier is None):
+        raise SystemExit(f"give one judge, --critic or --verifier MODEL, and --batch_size of at least 1, not {config.batch_size}")
+    calls, rankings = Calls(config), {}
+    judge = load_judge(config, calls.by_question)
+    if config.same_text == "ask":
+        for record in records:
+            record["same"] = list(range(len(record["same"])))
+    with calls.stream:
+        for start in tqdm(range(0, len(records), config.batch_size), desc=Path(config.out).stem, unit="chunk"):
+            rankings |= settle(records[start : start + config.batch_size], plans, calls, judge, config)
+    print(f"{calls.path}: {calls.paid} judgements asked, {calls.found} found there, {sum(calls.reasons.values())} missing")
+    for reason, count in calls.reasons.most_common():
+        print(f"  missing {count} x {reason}")
+    return rankings, calls
+
+
+def table_row(record, known):
+    """task, correct, p (n, n) with 0.5 for two candidates of one text, and `same`, by which those can be told."""
+    same = record["same"]
+    cells = [[None if i == j else 0.5 if a == b else known[a, b]["p"] for j, b in enumerate(same)] for i, a in enumerate(same)]
+    correct = [candidate["correct"] for candidate in record["candidates"]]
+    return {"task": record["id"], "correct": correct, "p": cells, "same": same}
+
+
+def texts_of(record, a, b):
+    """The texts of candidates a and b."""
+    return record["candidates"][a]["text"], record["candidates"][b]["text"]

@@ -96,8 +96,3 @@ class CallCache:
 def image_sha(image):
     """Hex digits that stand for an image's pixels."""
     return hashlib.sha256(f"{image.mode} {image.size}".encode() + image.tobytes()).hexdigest()
-
-
-def sha(*parts):
-    """Hex digits that stand for the given parts, as JSON."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -4,7 +4,7 @@ The prompts of a batch run once, up to their last token, and leave their keys an
 for the completions, whose pass starts at the prompt's last token. It is the same arithmetic as running the prompt anew for
 every completion, as TRL does, so losses and gradients agree up to rounding; vision tower and prompt cost 1/G of it.
 Ideas: Prefix Grouper (arXiv 2506.05433). Plain PyTorch and transformers' own caches: any model whose layers keep keys and
-values, text or vision. prefix_check.py compares both ways on the model at hand before the trainer relies on it.
+values, text or vision. training/shared_prefix.py compares both ways on the model at hand before the trainer relies on it.
 """
 
 import functools
@@ -12,13 +12,12 @@ import types
 
 import torch
 from accelerate.utils import is_peft_model
-from transformers import DynamicCache
+from transformers import DynamicCache, GenerationConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import GenerationMode
 
-import rows
-from launch import log
-from prefix_check import Sharing, generation_difference
+from training import batches
+from training.checkpoints import log
 
 # -------------------------------------------------------------------------------------------------------------- on or off
 
@@ -113,7 +112,7 @@ def install(model):
         if compare is not None:
             self.generation_difference = generation_difference(self, prompt_rows=prompt_rows, **kwargs)
         config, ids, mask = kwargs.pop("generation_config"), kwargs.pop("input_ids"), kwargs.pop("attention_mask")
-        first, length = rows.first_rows(prompt_rows), ids.shape[1] - 1
+        first, length = batches.first_rows(prompt_rows), ids.shape[1] - 1
         prompt = {"input_ids": ids[first], "attention_mask": mask[first], **kwargs}
         places = self._prepare_position_ids_for_generation(prompt["input_ids"], prompt)  # (U, P), M-RoPE: (4, U, P) and its shift
         run = functools.partial(self, logits_to_keep=1, position_ids=places[..., :length])
@@ -137,7 +136,7 @@ def prompt_pass(model, run, prompt, prompt_rows):
 
 def cut(batch, length):
     """The first `length` tokens of a batch; images and videos are left as they are, for the model to take."""
-    tokens, batch = ("input_ids", "attention_mask", *rows.TOKEN_FIELDS), rows.flat(batch)
+    tokens, batch = ("input_ids", "attention_mask", *batches.TOKEN_FIELDS), batches.flat(batch)
     return {name: value[:, :length] if name in tokens else value for name, value in batch.items() if name != "num_images"}
 
 
@@ -152,14 +151,14 @@ def log_probs(model, batch, completion_length):
     """
     rows_B, length = len(batch["input_ids"]), batch["input_ids"].shape[1] - completion_length
     scored = scored_rows(batch["attention_mask"][:, length:])
-    part = rows.take(batch, scored)
+    part = batches.take(batch, scored)
     start = part["attention_mask"].any(dim=0).int().argmax().item()  # columns where every row is padded
     end = length + max(part["attention_mask"][:, length:].sum(dim=1).max().item(), 1)
-    tokens = {name: part[name][:, start:end] for name in ("input_ids", "attention_mask", *rows.TOKEN_FIELDS) if name in part}
+    tokens = {name: part[name][:, start:end] for name in ("input_ids", "attention_mask", *batches.TOKEN_FIELDS) if name in part}
     ids, mask, last = tokens["input_ids"], tokens["attention_mask"], length - start - 1  # place of the prompts' last token
-    first, row = rows.distinct_prompts(ids[:, : last + 1], mask[:, : last + 1], part)
+    first, row = batches.distinct_prompts(ids[:, : last + 1], mask[:, : last + 1], part)
     output = model(
-        prompt=cut(rows.take(part | tokens, first), last),
+        prompt=cut(batches.take(part | tokens, first), last),
         prompt_rows=torch.tensor(row, device=ids.device),
         input_ids=ids[:, last:-1],
         attention_mask=mask[:, :-1],
@@ -189,3 +188,125 @@ def can_share(model, batch, completion_length):
     names = ["image_token_id"] + ["video_token_id"] * ("video_grid_thw" in batch)
     visual = [getattr(model.config, name, None) for name in names]
     return not any((batch["input_ids"][:, last:] == token).any().item() for token in visual if token is not None)
+
+
+# Largest accepted difference of log-probabilities or logits (mean over tokens) and of gradients (relative to their norm).
+# Half precision differs from itself by about a hundredth when a row stands in another batch.
+TOLERANCE, COARSE = (1e-4, 1e-3), (5e-2, 0.2)
+PROBE_TOKENS = 4  # sampled to compare generation
+SMALL = 2**20  # gradients of parameters up to this size are compared: norms, biases and adapters of every layer
+STEP = 64  # lengths count as compared up to the next multiple of this
+
+
+class Sharing:
+    """Whether a trainer shares prompts, and up to which lengths each kind of pass was compared with the ordinary one."""
+
+    def __init__(self, accelerator, model, dtype, generates, sharded):
+        """model: the transformers model itself; dtype: what it computes in; generates: sampling too; sharded: over processes."""
+        self.accelerator, self.model, self.dtype, self.generates, self.sharded = accelerator, model, dtype, generates, sharded
+        self.on, self.compared = True, {}
+
+    def __bool__(self):
+        return self.on
+
+    def agrees(self, kind, lengths, compare):
+        """Whether to share prompts in this pass. Where it is the first of its kind, or longer than those before it,
+        compare() -> {name: difference} is asked, in every process; a difference beyond rounding ends all sharing."""
+        known = self.compared.get(kind)
+        grown = known is None or any(new > old for new, old in zip(lengths, known))
+        if not self.on or not self.anywhere(grown):
+            return self.on
+        try:
+            found, harm = compare(), ""
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # a model whose forward pass takes no cache, say: the ordinary pass still trains it
+            found, harm = {}, f"{type(error).__name__}: {error}"
+        if self.anywhere(bool(harm) or not within(found, self.dtype)):
+            self.on = False
+            seen = harm or found or "in another process"
+            log(f"shared_prefix: off from here on, TRL's own passes train; {kind} would differ: {seen}")
+        else:
+            up = [-(-new // STEP) * STEP for new in lengths]
+            self.compared[kind] = up if known is None else [max(pair) for pair in zip(up, known)]
+        return self.on
+
+    def anywhere(self, flag):
+        """Whether the flag is set in any process."""
+        flag = torch.tensor(float(flag), device=self.accelerator.device)
+        return self.accelerator.reduce(flag, reduction="sum").item() > 0
+
+
+def difference(shared, ordinary, batch, completion_length, parameters):
+    """{"log_prob": mean difference over tokens, "gradient": relative difference}: prompts shared against TRL's own pass.
+
+    shared, ordinary: functions of (batch) -> log-probabilities (B, C). On the longest row, another one of its prompt, and
+    the row of the shortest prompt. The ordinary pass takes them one by one: it needs the memory of a single row.
+    """
+    part = batches.take(batch, probe_rows(batch, completion_length))
+    weights = torch.cos(torch.arange(len(part["input_ids"]) * completion_length, device=part["input_ids"].device))
+    weights = weights.view(
+        -1, completion_length
+    )  # (B, C): a fixed sum of log-probabilities, so that gradients have something to add up
+    passes = [(shared, [list(range(len(weights)))]), (ordinary, [[i] for i in range(len(weights))])]
+    (logps, grads), (true_logps, true_grads) = (weighed(score, part, pieces, weights, parameters) for score, pieces in passes)
+    count = part["attention_mask"][:, -completion_length:].sum().clamp(min=1)
+    found = {"log_prob": ((logps - true_logps).abs().sum() / count).item()}
+    if parameters:
+        found["gradient"] = ((grads - true_grads).norm() / true_grads.norm().clamp(min=1e-12)).item()
+    return found
+
+
+def weighed(score, batch, pieces, weights, parameters):
+    """Log-probabilities (B, C) of score over pieces (lists of rows), and the gradient of their weighed sum as one vector."""
+    logps, total = [], None
+    for piece in pieces:
+        values = score(batches.take(batch, piece)).float()  # (len(piece), C)
+        logps.append(values.detach())
+        if parameters:
+            grads = torch.autograd.grad((values * weights[piece]).sum(), parameters, allow_unused=True)
+            flat = torch.cat([(p.new_zeros(p.shape) if g is None else g).flatten().float() for p, g in zip(parameters, grads)])
+            total = flat if total is None else total + flat
+    return torch.cat(logps), total
+
+
+def probe_rows(batch, completion_length):
+    """The longest row, another one of its prompt where there is one, and the row of the shortest prompt."""
+    mask = batch["attention_mask"]
+    prompts = mask[:, :-completion_length].sum(dim=1).tolist()
+    longest = max(range(len(mask)), key=mask.sum(dim=1).tolist().__getitem__)
+    ids = batch["input_ids"][:, :-completion_length]
+    twin = [i for i in range(len(mask)) if i != longest and torch.equal(ids[i], ids[longest])][:1]
+    return list(dict.fromkeys([longest, *twin, min(range(len(mask)), key=prompts.__getitem__)]))
+
+
+def compared_parameters(model):
+    """Trainable parameters small enough to hold their gradients twice; the smallest one where none is."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    return [p for p in trainable if p.numel() <= SMALL] or sorted(trainable, key=torch.numel)[:1]
+
+
+def generation_difference(model, input_ids, attention_mask, prompt_rows, generation_config, **fields):
+    """{"logit": mean difference}: the first tokens after each prompt, chosen greedily, prompts shared against generate's own.
+
+    input_ids, attention_mask: (B, P). fields: what the processor made of the distinct prompts.
+    """
+    first, ids, mask = batches.first_rows(prompt_rows), input_ids, attention_mask
+    settings = {name: getattr(generation_config, name) for name in ("pad_token_id", "bos_token_id", "suppress_tokens")}
+    config = GenerationConfig(
+        **settings, max_new_tokens=PROBE_TOKENS, output_logits=True, return_dict_in_generate=True, disable_compile=True
+    )
+    ours = model.generate(input_ids=ids, attention_mask=mask, prompt_rows=prompt_rows, generation_config=config, **fields)
+    own = model.generate(input_ids=ids[first], attention_mask=mask[first], generation_config=config, **fields)
+    steps = []
+    for step, (a, b) in enumerate(zip(ours.logits, own.logits)):  # (B, V), (U, V)
+        steps.append((a[first] - b).abs().mean().item())
+        if not torch.equal(ours.sequences[first, : ids.shape[1] + step + 1], own.sequences[:, : ids.shape[1] + step + 1]):
+            break  # from here on they speak of different texts
+    return {"logit": max(steps)}
+
+
+def within(found, dtype):
+    """Whether differences are no more than rounding in `dtype`."""
+    value, gradient = TOLERANCE if dtype in (torch.float32, torch.float64) else COARSE
+    return all(number <= (gradient if name == "gradient" else value) for name, number in found.items())

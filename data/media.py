@@ -1,9 +1,9 @@
-"""Frames of a video file as images, with the times at which they are shown.
+"""Frames and clips of a record as images, with the times at which they are shown.
 
-    images, seconds = video.frames("clip.mp4", count=8)
-    images, seconds = video.frames("clip.mp4", fps=2, max_frames=16)
+    images, seconds = data.video_frames("clip.mp4", count=8)
+    images, seconds = data.video_frames("clip.mp4", fps=2, max_frames=16)
 
-The file is read twice: once for the times of its frames, which decodes nothing, then only what is wanted is decoded, from
+A video is read twice: once for the times of its frames, which decodes nothing, then only what is wanted is decoded, from
 the key frame before it. In memory are one frame as it is decoded and the images that are returned.
 """
 
@@ -12,13 +12,70 @@ import bisect
 import av
 from PIL import Image
 
-from data import RecordError, shrink
+from data.files import RecordError
+
+FPS = 2.0  # frames that a record lists without `times` count as so many a second
+
+
+def open_frames(record, max_frames=8):
+    """The record's frames as RGB PIL images in time order; of `videos`, one after the other (see open_clips)."""
+    return [image for clip in open_clips(record, max_frames) for image in clip["frames"]]
+
+
+def open_clips(record, max_frames=8):
+    """The record's clips, each {"frames": RGB PIL images in time order, "seconds": floats, when each is shown}.
+
+    `frames` are one clip; without the record's `times` they count as FPS a second. Of a video up to `max_frames` evenly
+    spaced frames are taken, and seconds count from the file's first frame; `videos` are a clip each, with its share of
+    `max_frames`. `span` names the first and the last frame of a video that count, from 0.
+    """
+    images = []
+    for frame in record.get("frames") or []:
+        try:
+            with Image.open(frame) as image:
+                images.append(image.convert("RGB"))
+        except (OSError, SyntaxError) as error:  # a cut file's own message names no file
+            raise RecordError(f"{frame}: cannot be opened as an image ({error}); copy it again, or leave its rows out") from error
+    if images:
+        seconds = record.get("times") or [place / FPS for place in range(len(images))]
+        return [{"frames": [enlarge(image) for image in images], "seconds": [float(time) for time in seconds]}]
+    videos = record.get("videos") or [record["video"]] if record.get("video") or record.get("videos") else []
+    return [read_clip(path, max(max_frames // len(videos), 1), record.get("span")) for path in videos]
+
+
+def enlarge(image, least=28):
+    """The image with its shorter side at least `least` pixels (Qwen2.5-VL refuses less than one merged patch, 28 x 28).
+
+    >>> enlarge(Image.new("RGB", (20, 10))).size, enlarge(Image.new("RGB", (30, 40))).size
+    ((56, 28), (30, 40))
+    """
+    if min(image.size) >= least:
+        return image
+    scale = least / min(image.size)
+    return image.resize([max(least, round(side * scale)) for side in image.size], Image.Resampling.BICUBIC)
+
+
+def shrink(image, most):
+    """The image with at most so many pixels, its shape kept; as it is where `most` is None.
+
+    >>> shrink(Image.new("RGB", (40, 20)), 200).size, shrink(Image.new("RGB", (40, 20)), 800).size
+    ((20, 10), (40, 20))
+    """
+    scale = (most / (image.width * image.height)) ** 0.5 if most else 1
+    return image.resize([max(1, int(side * scale)) for side in image.size], Image.Resampling.BICUBIC) if scale < 1 else image
+
+
+def read_clip(path, count, span=None):
+    """A clip of `count` evenly spaced frames of a video (video_frames), first and last included; of all where there are fewer."""
+    images, seconds = video_frames(path, count=count, max_frames=count, span=span)
+    return {"frames": [enlarge(image) for image in images], "seconds": seconds}
+
 
 QUARTER_TURNS = {1: Image.Transpose.ROTATE_90, 2: Image.Transpose.ROTATE_180, 3: Image.Transpose.ROTATE_270}
 SLACK = 0.5  # seconds by which a whole file may fall short of the duration in its header
 
 
-def frames(path, count=None, fps=None, max_frames=64, max_pixels=1024 * 1024, span=None):
+def video_frames(path, count=None, fps=None, max_frames=64, max_pixels=1024 * 1024, span=None):
     """(images, timestamps): RGB PIL images in time order, upright, and seconds since the first frame (floats).
 
     `count` takes so many frames, evenly by number; `fps` those nearest to every 1/fps seconds (frames that last longer

@@ -19,8 +19,9 @@ from transformers import LogitsProcessor, LogitsProcessorList
 import data
 import prompts
 import rewards
-from evaluate import EvaluateConfig, content_sha, load_tasks, open_rows, provenance, read_answer, sha, write_result
-from judges import generation_settings, load_model, warn_of_other_training
+from data.files import content_sha, open_rows, provenance, short_sha, write_result
+from judging.models import generation_settings, load_model, warn_of_other_training
+from judging.tasks import load_tasks, read_answer
 
 
 @dataclass
@@ -30,7 +31,7 @@ class SampleConfig:
     model: str = field(metadata={"help": "the policy: local folder (model or PEFT adapter) or hub id"})
     out: str = field(metadata={"help": "candidates JSONL; its settings go to the .json beside it"})
     split: Literal["test", "ood"] = field(default="test", metadata={"help": "split of physworld, without --dataset"})
-    dataset: str | None = field(default=None, metadata={"help": "JSONL of questions (data.py)"})
+    dataset: str | None = field(default=None, metadata={"help": "JSONL of questions (data/records.py)"})
     limit: int | None = field(default=None, metadata={"help": "this many questions, drawn by a hash of their ids"})
     n: int = field(default=32, metadata={"help": "candidates a question, made in one batch"})
     temperature: float = field(default=0.6, metadata={"help": "of the sampling (the paper's 0.6)"})
@@ -97,13 +98,11 @@ def sample(config):
     if config.n < 1 or config.temperature <= 0 and config.n > 1:
         raise SystemExit(f"--n must be at least 1, --temperature above 0 where it is more, got {config.n}, {config.temperature}")
     if config.dataset is None:
-        from physworld import dataset
-
-        config.dataset = str(dataset.questions_file(config.split))
+        config.dataset = str(data.embedded("questions", config.split))
     settings = asdict(config) | {"weights": content_sha(config.model), "records": content_sha(config.dataset)}
     for name in ("out", "limit"):
         del settings[name]
-    tasks = load_tasks(EvaluateConfig(config.model, "question", config.out, dataset=config.dataset, limit=config.limit))
+    tasks = load_tasks(config.dataset, limit=config.limit)
     stream, rows = open_rows(out, out.with_suffix(".json"), settings)
     write_result(out.with_suffix(".json"), {"config": settings, "finished": False, **provenance()})
     done = {row["id"]: row for row in rows}
@@ -127,7 +126,7 @@ def sampled_row(config, record, model, processor, folder):
     """A candidates record: the question, its frames relative to `folder`, and its candidates."""
     started, images = time.time(), data.open_frames(record, config.max_frames)
     prompt = prompts.question_prompt(record["question"], record.get("options"), len(images))
-    seed = int(sha(config.seed, record["id"]), 16)
+    seed = int(short_sha(config.seed, record["id"]), 16)
     candidates, prompt_tokens = sample_candidates(model, processor, prompt, images, config, seed)
     for candidate in candidates:
         candidate |= {"source": config.model, "correct": read_answer(record, candidate["text"])["correct"]}
@@ -157,7 +156,7 @@ def load_candidates(path, n, limit=None):
             raise data.RecordError(f"{where}: 'correct' of candidate {odd} must be true or false, or left out")
         if len(found) < n:
             raise data.RecordError(f"{where} has {len(found)} where N = {n} is asked for; sample more, or ask for less")
-    records = [record for record, _ in load_tasks(EvaluateConfig("", "question", "", dataset=str(path), limit=limit))]
+    records = [record for record, _ in load_tasks(path, limit=limit)]
     for record in records:
         record["candidates"] = candidates = record["candidates"][:n]
         texts = [candidate["text"] for candidate in candidates]

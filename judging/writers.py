@@ -22,10 +22,10 @@ import torch.nn.functional as F
 from transformers import DynamicCache
 
 import rewards
-from backends import ServerBackend, server_messages
-from calls import Reply, Tokens
-from local_backend import LocalBackend, Rows, common_prefix
-from score_tokens import BLANK, NoScoreToken
+from judging.calls import Reply, Tokens
+from judging.local import LocalBackend, Rows, common_prefix
+from judging.score_tokens import BLANK, NoScoreToken
+from judging.server import ServerBackend, server_messages
 
 RESPONSES = "<response_1>"  # where the critic's prompt stops being the question's alone
 KEPT_TOKENS = 131072  # of questions' caches; 57 KB each for a 7B Qwen2.5-VL in bfloat16, 5 KB for the tiny model

@@ -9,11 +9,10 @@ import re
 from collections import Counter
 from pathlib import Path
 
-import pyarrow
 import pyarrow.parquet
 from PIL import Image
 
-import data
+from data.files import RecordError, read_jsonl
 
 TABLES = (".parquet", ".jsonl", ".json", ".csv")  # of a folder that holds several kinds, the first kind is taken
 VIDEOS = (".mp4", ".avi", ".mov", ".mkv", ".webm")
@@ -51,7 +50,7 @@ def locate(dataset, subset=None):
     if path.exists():
         return path
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", str(dataset)):
-        raise data.RecordError(f"{dataset}: no such file or folder, nor a hub id (owner/name)")
+        raise RecordError(f"{dataset}: no such file or folder, nor a hub id (owner/name)")
     from huggingface_hub import snapshot_download
 
     wanted = {"allow_patterns": [f"*{subset}*"]} if subset else {}
@@ -66,7 +65,7 @@ def table_files(path, subset=None):
     found = [file for file in found if not subset or subset in file.relative_to(path).as_posix()]
     kind = next((kind for kind in TABLES if any(file.suffix == kind for file in found)), None)
     if kind is None:
-        raise data.RecordError(f"{path}: no {', '.join(TABLES)} here" + (f" with {subset!r} in its path" if subset else ""))
+        raise RecordError(f"{path}: no {', '.join(TABLES)} here" + (f" with {subset!r} in its path" if subset else ""))
     return [file for file in found if file.suffix == kind]
 
 
@@ -78,7 +77,7 @@ def read_rows(file):
             rows = (row for batch in batches for row in batch.to_pylist())
             yield from ((f"{file}:{number}", row) for number, row in enumerate(rows, 1))
         except (pyarrow.ArrowInvalid, OSError) as error:
-            raise data.RecordError(f"{file}: cannot be read as parquet ({error}); was the download cut?") from error
+            raise RecordError(f"{file}: cannot be read as parquet ({error}); was the download cut?") from error
     elif file.suffix == ".csv":
         with file.open(encoding="utf-8", newline="") as stream:
             yield from ((f"{file}:{number}", row) for number, row in enumerate(csv.DictReader(stream), 1))
@@ -86,10 +85,10 @@ def read_rows(file):
         try:
             rows = json.loads(file.read_bytes())
         except ValueError as error:
-            raise data.RecordError(f"{file}: not JSON ({error}); was the download cut?") from error
+            raise RecordError(f"{file}: not JSON ({error}); was the download cut?") from error
         yield from ((f"{file}:{number}", row) for number, row in enumerate(rows, 1))
     else:
-        yield from ((f"{file}:{number}", row) for number, row in data.read_jsonl(file))
+        yield from ((f"{file}:{number}", row) for number, row in read_jsonl(file))
 
 
 class Media:

@@ -1,20 +1,15 @@
-"""Clips as videos (--video_input native), as the Qwen-VL family reads them, in place of lists of images.
+"""Clips as a Qwen-VL processor takes them: videos with their times, in place of lists of images.
 
 These models merge two frames into one layer of visual tokens, half of what the frames cost as images, and know the times of
-the layers: Qwen2.5-VL by their positions (M-RoPE, `second_per_grid_ts`), Qwen3-VL by times in the text. TRL 1.16 reads no
-video (its issue 4144). Here a data set has a column `videos`, a list of clips a row, {"frames": PIL images, "seconds": floats}
-(data.open_clips), and its prompts a {"type": "video"} place for each. The trainer keeps what the processor makes of them beside
-what TRL hands from method to method (rows.VIDEO_FIELDS) and gives it to the model in sampling and in every scoring pass.
+the layers: Qwen2.5-VL by their positions (M-RoPE, `second_per_grid_ts`), Qwen3-VL by times in the text. A row's clips are
+{"frames": PIL images, "seconds": floats} (data.open_clips), and its prompt has a {"type": "video"} place for each.
 """
 
-import contextlib
 import functools
 
 import torch
-from accelerate.utils import is_peft_model
 
-import data
-import rows
+from data import media
 
 REMEDY = "use --video_input frames, which shows the frames as images"
 
@@ -33,35 +28,11 @@ def refusal(processor):
     return None
 
 
-def has_videos(dataset):
-    """Whether the first row has clips."""
-    return dataset is not None and len(dataset) > 0 and bool(clips_of([dataset[0]]))
-
-
 def check(processor):
     """ValueError where the processor reads no video."""
     why = refusal(processor)
     if why:
         raise ValueError(f"this model reads no video: {why}; {REMEDY}")
-
-
-def start(trainer):
-    """Make a trainer ready for videos, once; ValueError where its model or configuration cannot take them."""
-    if trainer.reads_videos:
-        return
-    check(trainer.processing_class)
-    video = getattr(trainer.model.config, "video_token_id", None)
-    if video is None:
-        raise ValueError(f"this model reads no video: its configuration has no video_token_id; {REMEDY}")
-    if trainer.use_vllm or trainer.use_transformers_continuous_batching or not trainer.once:
-        raise ValueError(f"videos are sampled by transformers' generate only, without vLLM and without tools; {REMEDY}")
-    tokens = [*(trainer.generation_config.suppress_tokens or []), video]  # one that is sampled would have no patches
-    trainer.generation_config.suppress_tokens = trainer.generation_kwargs["suppress_tokens"] = tokens
-    for model in (trainer.model, trainer.ref_model):
-        if model is not None:
-            model = trainer.accelerator.unwrap_model(model)
-            text_after_videos(model.get_base_model() if is_peft_model(model) else model)
-    trainer.reads_videos = True
 
 
 def text_after_videos(model):
@@ -110,7 +81,7 @@ def metadata(seconds):
     {'fps': 1.0, 'frames_indices': [0.0, 0.5, 1.0], 'total_num_frames': 1.5}
     """
     span = seconds[-1] - seconds[0]
-    interval = span / (len(seconds) - 1) if span > 0 else 1 / data.FPS
+    interval = span / (len(seconds) - 1) if span > 0 else 1 / media.FPS
     return {"fps": 1.0, "frames_indices": list(seconds), "total_num_frames": len(seconds) * interval}
 
 
@@ -122,7 +93,7 @@ def checked(clip, most):
     sizes = sorted({frame.size for frame in frames})
     if len(sizes) > 1:
         raise ValueError(f"frames of one clip have the sizes {sizes}: make them equal, or {REMEDY}")
-    frames = [data.shrink(frame, most) for frame in frames]
+    frames = [media.shrink(frame, most) for frame in frames]
     alone = len(frames) == 1  # the processors fill a layer up with the last frame; Qwen3-VL's wants two to begin with
     return frames * (1 + alone), list(seconds) * (1 + alone)
 
@@ -153,19 +124,6 @@ def inputs_of(processor, prompts, clips):
     return [filled(prompt, row) for prompt, row in zip(prompts, clips, strict=True)], settings
 
 
-@contextlib.contextmanager
-def put_in(trainer, prompts, clips):
-    """The prompts with their clips, for TRL to tokenize while this lasts; as they are where clips is None."""
-    own = trainer.chat_template_kwargs
-    try:
-        if clips:
-            prompts, settings = inputs_of(trainer.processing_class, prompts, clips)
-            trainer.chat_template_kwargs = own | {"processor_kwargs": settings}
-        yield prompts
-    finally:
-        trainer.chat_template_kwargs = own
-
-
 def model_inputs(processor, prompts, clips):
     """What the processor makes of prompts and their clips, (B, P), padded on the left."""
     prompts, settings = inputs_of(processor, prompts, clips)
@@ -183,38 +141,3 @@ def by_prompt(fields, clips):
     if "second_per_grid_ts" in fields:
         made["second_per_grid_ts"] = torch.tensor(fields["second_per_grid_ts"], dtype=torch.float32).split(counts)
     return fields | {name: list(value) for name, value in made.items()}
-
-
-# ---------------------------------------------------------------------------------------------------------------- the passes
-
-
-def of_completions(trainer, fields, number):
-    """The video fields of every completion, on the trainer's device: number (B,) is each one's prompt among the fields'."""
-    made = {name: trainer._prepare_input(fields[name]) for name in rows.VIDEO_FIELDS if name in fields}
-    made = {name: [value[u] for u in number] for name, value in made.items()}  # the completions of a prompt share its tensors
-    types = rows.left_padded({"mm_token_type_ids": [fields["mm_token_type_ids"][u] for u in number]})
-    return made | trainer._prepare_input(types)
-
-
-def widened(fields, width, completion_length):
-    """Video fields for rows of `width` tokens: token types (B, P), where they are among them, get zeros around them."""
-    types = fields.get("mm_token_type_ids")
-    if types is None:
-        return fields
-    around = (width - completion_length - types.shape[1], completion_length)
-    return fields | {"mm_token_type_ids": torch.nn.functional.pad(types, around)}
-
-
-def score(ordinary, model, batch, completion_length, size, compute_entropy, compute_aux_loss):
-    """TRL's scoring pass (`ordinary`) over a batch, whose videos go past it to the model, so many rows at a time as it takes."""
-    videos = "video_grid_thw" in batch
-    size, found = size or len(batch["input_ids"]), []
-    for start in range(0, len(batch["input_ids"]), size if videos else len(batch["input_ids"])):
-        part = rows.flat(rows.take(batch, range(start, min(start + size, len(batch["input_ids"]))))) if videos else dict(batch)
-        past = {name: part.pop(name) for name in rows.VIDEO_FIELDS if name in part}
-        call = functools.partial(model, **past) if past else model
-        ids, mask = part.pop("input_ids"), part.pop("attention_mask")
-        found.append(ordinary(call, ids, mask, completion_length, size, compute_entropy, compute_aux_loss, **part))
-    logps, entropies, losses = zip(*found)
-    entropies = torch.cat(entropies) if compute_entropy else None
-    return torch.cat(logps), entropies, torch.stack(losses).mean() if compute_aux_loss else None

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers.utils.peft_utils import find_adapter_config_file
 
-import evaluate
-from backends import TOP, server_messages
-from calls import Reply, Tokens
-from score_tokens import NoScoreToken, between, cut, opening
+from judging import models
+from judging.calls import Reply, Tokens
+from judging.score_tokens import NoScoreToken, between, cut, opening
+from judging.server import TOP, server_messages
 
 
 @dataclass
@@ -69,9 +70,9 @@ class LocalBackend:
     @classmethod
     def load(cls, path, gguf_file=None, device=None, dtype=None, **settings):
         """Of a local folder or hub id: a vision model or PEFT adapter as evaluate.py loads it, else a language model."""
-        adapter = evaluate.find_adapter_config_file(str(path))
+        adapter = find_adapter_config_file(str(path))
         if not gguf_file and (adapter or hasattr(AutoConfig.from_pretrained(path), "vision_config")):
-            return cls(*evaluate.load_model(path, device, dtype), **settings)
+            return cls(*models.load_model(path, device, dtype), **settings)
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         dtype = dtype or (torch.float32 if str(device) == "cpu" else torch.bfloat16)
         model = AutoModelForCausalLM.from_pretrained(path, gguf_file=gguf_file, dtype=dtype).to(device)

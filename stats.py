@@ -5,36 +5,13 @@ A row is one judgement (`id, order, cluster, suite, verdict, verdict_correct, pr
 independent of each other: both orders of a pair, and several pairs of a question. Nothing here needs torch.
 """
 
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 from scipy import stats
 
 RESAMPLES = 2000
 LEVEL = 0.95
-
-
-def read_rows(path, without=None):
-    """Rows of a result's JSONL; raises ValueError naming file and line on a row that is no JSON or stands twice.
-
-    `without` names a field that is dropped at once: the texts of a large result take most of its memory.
-    """
-    rows = {}
-    with Path(path).open(encoding="utf-8", newline="\n") as lines:
-        for number, line in enumerate(lines, 1):
-            if line == "\n":
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}:{number}: not JSON ({error}); delete the line and evaluate again") from error
-            if row_key(row) in rows:
-                raise ValueError(f"{path}:{number}: {row_key(row)} stands twice; delete the file and evaluate again")
-            row.pop(without, None)
-            rows[row_key(row)] = row
-    return list(rows.values())
 
 
 def row_key(row):
@@ -195,7 +172,7 @@ def mean_gain(gains):
 
 
 def paired_difference(a, b):
-    """{"points", "low", "high", "p", "n"}: by how many points the result JSONL `a` is above `b`, on the same questions.
+    """{"points", "low", "high", "p", "n"}: by how many points the rows of result `a` are above those of `b`, same questions.
 
     The interval resamples clusters, both results together. p is McNemar's exact test over answers, or over the
     judgements in order 12 (one per pair, since the orders are not independent). Raises ValueError where the rows of
@@ -203,10 +180,10 @@ def paired_difference(a, b):
     """
     from statsmodels.stats.contingency_tables import mcnemar
 
-    rows_a, rows_b = ({row_key(row): row for row in read_rows(path)} for path in (a, b))
+    rows_a, rows_b = ({row_key(row): row for row in rows} for rows in (a, b))
     odd = sorted(map(str, rows_a.keys() ^ rows_b.keys()))
     if odd or not rows_a:
-        raise ValueError(f"{a} and {b} are not about the same questions: {len(odd)} rows in one only, e.g. {odd[:3]}")
+        raise ValueError(f"the two results are not about the same questions: {len(odd)} rows in one only, e.g. {odd[:3]}")
     gains, cells = {}, [[0, 0], [0, 0]]
     for key, row in rows_a.items():
         right_a, right_b = is_right(row), is_right(rows_b[key])
@@ -216,3 +193,14 @@ def paired_difference(a, b):
     value, low, high, n = mean_gain(gains)
     p = float(mcnemar(cells, exact=True).pvalue)
     return {"points": 100 * value, "low": 100 * low, "high": 100 * high, "p": p, "n": n}
+
+
+def share(entry):
+    """An estimate as text.
+
+    >>> share({"value": 0.5, "low": 0.4, "high": 0.6, "n": 96, "clusters": 48})
+    ' 50.0  [ 40.0,  60.0]  n=96'
+    """
+    if entry["value"] is None:
+        return "    -  (no row)"
+    return f"{100 * entry['value']:5.1f}  [{100 * entry['low']:5.1f}, {100 * entry['high']:5.1f}]  n={entry['n']}"

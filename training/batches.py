@@ -1,4 +1,5 @@
-"""Rows of a batch as TRL hands it from method to method: choose some, join batches, put those of a prompt together.
+"""Rows of a batch as TRL hands it from method to method: choose some, join batches, put those of a prompt together; prompts read
+once a group, not once a completion; and groups without an advantage.
 
 A batch is a dict of tensors with one row a completion, of images that lie flat over the batch (`num_images` tells how many
 each row has), of videos that stand in lists with an entry a row until the model is called (`flat`), and of numbers that belong
@@ -6,10 +7,12 @@ to the batch as a whole.
 """
 
 import math
+import operator
+import random
 
 import numpy as np
 import torch
-from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_by_grid
+from trl.trainer.utils import RepeatSampler, split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
 # What a processor makes of images; everything else has one row a completion.
 IMAGE_FIELDS = ("pixel_values", "image_grid_thw", "pixel_attention_mask", "spatial_shapes", "image_sizes", "image_position_ids")
@@ -187,3 +190,130 @@ def left_padded(batch):
             value = torch.tensor([[0] * (width - len(row)) + list(row) for row in value])
         padded[name] = value
     return padded
+
+
+class OnceSampler(RepeatSampler):
+    """TRL's sampler, with None in place of the indices when a generation batch is repeated.
+
+    TRL asks the data loader for the whole generation batch at every micro-batch and uses the first one only. With
+    clips to decode that is most of a step's time: 256 times too many frames in the paper's configuration.
+    The order of the rows follows from (seed, epoch), so that a resumed run goes on in the order it began.
+    """
+
+    epoch = staticmethod(lambda: 0)  # set by the trainer
+
+    def __iter__(self):
+        if self.shuffle:
+            self.generator.manual_seed(self.seed + self.epoch())
+        batch = self.batch_size * self.mini_repeat_count  # completions of one generation batch
+        for place, index in enumerate(super().__iter__()):
+            yield index if place // batch % self.repeat_count == 0 else None
+
+
+class OnceDataset(torch.utils.data.Dataset):
+    """Reads each row of a batch once (its num_generations copies share the frames), and no row where the index is None."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitems__(self, indices):
+        wanted = sorted({index for index in indices if index is not None})
+        found = dict(zip(wanted, self.rows.__getitems__(wanted), strict=True)) if wanted else {}
+        return [{} if index is None else found[index] for index in indices]
+
+
+def numbered(things, same=operator.is_):
+    """Each thing's number, where one that is the same as the thing before it keeps its number.
+
+    >>> numbered("aabbba", operator.eq)
+    [0, 0, 1, 1, 1, 2]
+    """
+    numbers = [0]
+    for before, thing in zip(things, things[1:]):
+        numbers.append(numbers[-1] + (not same(thing, before)))
+    return numbers
+
+
+class Processed:
+    """A processor that TRL calls a second time with the same images: that call gets what the first one made of them."""
+
+    def __init__(self, processor):
+        self.processor, self.made = processor, None
+
+    def __getattr__(self, name):
+        return getattr(self.processor, name)
+
+    def __call__(self, **inputs):
+        made, self.made = self.made, None
+        return self.processor(**inputs) if made is None else made
+
+
+def check_groups(trainer):
+    """ValueError where skip_zero_variance or dynamic_sampling would change more than they say."""
+    args = trainer.args
+    if args.skip_zero_variance and trainer.counts_by_micro_batch:
+        raise ValueError(
+            "skip_zero_variance is exact only where the loss does not count the tokens of a micro-batch: use another "
+            "loss_type than bnpo, no entropy bonus and top_entropy_quantile 1"
+        )
+    if args.skip_zero_variance and trainer.aux_loss_enabled:
+        raise ValueError("skip_zero_variance would leave tokens out of the router's auxiliary loss: use one of the two")
+    if args.dynamic_sampling < 0:
+        raise ValueError(f"dynamic_sampling counts extra draws, 0 or more; got {args.dynamic_sampling}")
+    if args.dynamic_sampling and (args.scale_rewards == "batch" or args.multi_objective_aggregation != "sum_then_normalize"):
+        raise ValueError("dynamic_sampling mixes groups of several draws: use scale_rewards group or none, sum_then_normalize")
+    if args.dynamic_sampling and not hasattr(trainer.train_dataset, "__getitem__"):
+        raise ValueError("dynamic_sampling draws rows by number: use a data set that is no stream")
+    held = args.per_device_train_batch_size * args.steps_per_generation
+    if args.dynamic_sampling and held % trainer.num_generations:
+        raise ValueError(
+            "dynamic_sampling needs whole groups in every process: per_device_train_batch_size "
+            f"{args.per_device_train_batch_size} * steps_per_generation {args.steps_per_generation} = {held} is no multiple of "
+            f"num_generations {trainer.num_generations}"
+        )
+
+
+def has_advantage(trainer, advantages):
+    """Whether each row's group has an advantage anywhere, (B,); a group may be spread over processes."""
+    groups = trainer.accelerator.gather(advantages).view(-1, trainer.num_generations).ne(0).any(dim=1)
+    first = trainer.accelerator.process_index * len(advantages)
+    return groups.repeat_interleave(trainer.num_generations)[first : first + len(advantages)]
+
+
+def filled(trainer, output):
+    """The batch with groups of further prompts in place of those without an advantage, as far as dynamic_sampling goes."""
+    size, accelerator, draws = trainer.num_generations, trainer.accelerator, 0
+    good = has_advantage(trainer, output["advantages"])[::size]  # (groups of this process,)
+    drawn, accepted = len(good), int(good.sum())
+    while draws < trainer.args.dynamic_sampling:
+        count = int(accelerator.gather((~good).sum()).max())  # the same in every process, as rewards are gathered
+        if count == 0:
+            break
+        draws += 1
+        more = trainer.draw(further_rows(trainer, draws, count))
+        found = has_advantage(trainer, more["advantages"])[::size].nonzero().flatten().tolist()
+        order = list(range(len(output["advantages"])))
+        for slot, new in zip((~good).nonzero().flatten().tolist(), found):
+            order[slot * size : slot * size + size] = range(len(order) + new * size, len(order) + new * size + size)
+        output = take(join([output, more]), order)
+        good = has_advantage(trainer, output["advantages"])[::size]
+        drawn, accepted = drawn + count, accepted + len(found)
+    output["num_items_in_batch"] = accelerator.gather(output["completion_mask"].sum()).sum()
+    counts = torch.tensor([[drawn, accepted, len(good), int(good.sum())]], device=good.device)
+    drawn, accepted, groups, informative = accelerator.gather(counts).sum(dim=0).tolist()
+    for name, value in (("accepted", accepted / drawn), ("informative", informative / groups), ("extra_draws", draws)):
+        trainer._metrics["train"][f"dynamic_sampling/{name}"].append(value)
+    return output
+
+
+def further_rows(trainer, draw, count):
+    """`count` prompts that follow from (seed, step, process, draw), each num_generations times."""
+    dataset, accelerator = trainer.train_dataset, trainer.accelerator
+    place = trainer._step % trainer.args.gradient_accumulation_steps
+    chance = random.Random(f"{trainer.args.seed} {trainer.state.global_step} {place} {accelerator.process_index} {draw}")
+    picks = chance.sample(range(len(dataset)), min(count, len(dataset)))
+    picks += chance.choices(range(len(dataset)), k=count - len(picks))
+    return OnceDataset(dataset).__getitems__([pick for pick in picks for _ in range(trainer.num_generations)])

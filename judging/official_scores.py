@@ -5,7 +5,7 @@ completion is used too (read_verdict, read_letter); with our prompt, ours. Check
 VL-RewardBench, Multimodal RewardBench, JudgeBench, EgoPlan-Bench2, CV-Bench. RoboRewardBench's treatment of unreadable
 scores is a guess. LingoQA's score needs its own classifier (wayveai/Lingo-Judge), which is not run here:
 
-    python official_scores.py runs/eval/lingoqa.jsonl predictions.csv      # for the benchmark's benchmark/evaluate.py
+    python -m judging.official_scores runs/eval/lingoqa.jsonl predictions.csv      # for the benchmark's benchmark/evaluate.py
 """
 
 import csv
@@ -16,8 +16,8 @@ import sys
 import numpy as np
 
 import rewards
-from analysis.coupling import LEVEL, RESAMPLES, estimate, mean_gain, read_rows
-from calls import sha
+from data.files import json_sha, read_rows
+from stats import LEVEL, RESAMPLES, estimate, mean_gain
 
 # --- How the benchmarks read a completion to their own prompt ---------------------------------------------------------
 
@@ -60,7 +60,7 @@ def read_letter(text):
 
 def one_order(rows):
     """One judgement a pair, in an order drawn by its id: the benchmark judges each pair once, in a random order."""
-    return [row for row in rows if row["order"] == ("12" if int(sha(row["id"])[:8], 16) % 2 else "21")]
+    return [row for row in rows if row["order"] == ("12" if int(json_sha(row["id"])[:8], 16) % 2 else "21")]
 
 
 def vl_rewardbench(rows):
@@ -180,5 +180,5 @@ def lingoqa_predictions(rows_path, csv_path):
 
 if __name__ == "__main__":
     if len(sys.argv) != 3:
-        raise SystemExit("python official_scores.py ROWS.jsonl PREDICTIONS.csv")
+        raise SystemExit("python -m judging.official_scores ROWS.jsonl PREDICTIONS.csv")
     lingoqa_predictions(*sys.argv[1:])

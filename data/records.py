@@ -1,95 +1,26 @@
-"""Records of questions and pairs: reading, checking, frames, and the data set that the trainers read.
+"""Records of questions and pairs: reading, checking, prompts, and the data set that the trainers read.
 
 A record is one JSON line (design: `id, suite, question, options, frames | video, answer`, and for a pair
 `response_1, response_2, preference, source_1, source_2`). A bad record stops the run with its file, line and field;
 nothing is dropped in silence.
 """
 
-import fcntl
 import json
 import math
-import os
 from array import array
 from pathlib import Path
 
 import datasets
-from PIL import Image
 
 import prompts
 import rewards
+from data.files import RecordError, read_lines, read_object
+from data.media import open_clips, open_frames
 
 TEXT_FIELDS = {"id": str, "suite": str, "question": str, "answer": str}
 MEDIA = ("frames", "video", "videos")
-FPS = 2.0  # frames that a record lists without `times` count as so many a second
+
 PAIR_FIELDS = {"response_1": str, "response_2": str, "source_1": str, "source_2": str}
-
-
-class RecordError(ValueError):
-    """A record that cannot be used; the message names file, line, field and remedy."""
-
-
-def read_lines(path):
-    """Yield (line number from 1, place in bytes, object) of a JSONL file; raises RecordError on a line that is no object."""
-    path, place = Path(path), 0
-    if not path.is_file():
-        raise RecordError(f"{path}: no such file; give a JSONL file of records, or leave --dataset out")
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield number, place, read_object(line, f"{path}:{number}")
-            place += len(line)
-
-
-def read_object(line, where):
-    """The object that a line of JSON holds; raises RecordError, `where` being "file:line", on anything else."""
-    try:
-        record = json.loads(line)
-    except ValueError as error:  # also bytes that are no UTF-8
-        raise RecordError(f"{where}: not JSON ({error}); is the line cut off?") from error
-    if not isinstance(record, dict):
-        raise RecordError(f"{where}: expected an object, got {type(record).__name__}")
-    return record
-
-
-def read_jsonl(path):
-    """Yield (line number from 1, object) of a JSON-lines file; raises RecordError on a line that is no object."""
-    return ((number, record) for number, _, record in read_lines(path))
-
-
-def write_whole(path, content):
-    """Write a text (as UTF-8) or bytes to a file, whole or not at all."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
-    temporary.replace(path)
-
-
-def write_lines(path, rows):
-    """Write a JSONL file whole or not at all."""
-    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
-
-
-def open_lines(path):
-    """A JSONL file to read and append to, locked until the process ends; a last line that a kill cut off is removed.
-
-    Raises BlockingIOError where another process has it open so.
-    """
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    stream = Path(path).open("a+b")
-    try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the process ends, however it ends
-    except BlockingIOError:
-        stream.close()
-        raise
-    end = stream.seek(0, os.SEEK_END)
-    while end:  # back to the end of the last whole line
-        start = max(0, end - 65536)
-        stream.seek(start)
-        cut = stream.read(end - start).rfind(b"\n")
-        end = start + cut + 1
-        if cut >= 0:
-            break
-    stream.truncate(end)
-    return stream
 
 
 def check_record(record, where, pair=False, answered=True):
@@ -207,62 +138,6 @@ def load_records(path, pair=False, limit=None):
     return records
 
 
-def open_frames(record, max_frames=8):
-    """The record's frames as RGB PIL images in time order; of `videos`, one after the other (see open_clips)."""
-    return [image for clip in open_clips(record, max_frames) for image in clip["frames"]]
-
-
-def open_clips(record, max_frames=8):
-    """The record's clips, each {"frames": RGB PIL images in time order, "seconds": floats, when each is shown}.
-
-    `frames` are one clip; without the record's `times` they count as FPS a second. Of a video up to `max_frames` evenly
-    spaced frames are taken, and seconds count from the file's first frame; `videos` are a clip each, with its share of
-    `max_frames`. `span` names the first and the last frame of a video that count, from 0.
-    """
-    images = []
-    for frame in record.get("frames") or []:
-        try:
-            with Image.open(frame) as image:
-                images.append(image.convert("RGB"))
-        except (OSError, SyntaxError) as error:  # a cut file's own message names no file
-            raise RecordError(f"{frame}: cannot be opened as an image ({error}); copy it again, or leave its rows out") from error
-    if images:
-        seconds = record.get("times") or [place / FPS for place in range(len(images))]
-        return [{"frames": [enlarge(image) for image in images], "seconds": [float(time) for time in seconds]}]
-    videos = record.get("videos") or [record["video"]] if record.get("video") or record.get("videos") else []
-    return [read_clip(path, max(max_frames // len(videos), 1), record.get("span")) for path in videos]
-
-
-def enlarge(image, least=28):
-    """The image with its shorter side at least `least` pixels (Qwen2.5-VL refuses less than one merged patch, 28 x 28).
-
-    >>> enlarge(Image.new("RGB", (20, 10))).size, enlarge(Image.new("RGB", (30, 40))).size
-    ((56, 28), (30, 40))
-    """
-    if min(image.size) >= least:
-        return image
-    scale = least / min(image.size)
-    return image.resize([max(least, round(side * scale)) for side in image.size], Image.Resampling.BICUBIC)
-
-
-def shrink(image, most):
-    """The image with at most so many pixels, its shape kept; as it is where `most` is None.
-
-    >>> shrink(Image.new("RGB", (40, 20)), 200).size, shrink(Image.new("RGB", (40, 20)), 800).size
-    ((20, 10), (40, 20))
-    """
-    scale = (most / (image.width * image.height)) ** 0.5 if most else 1
-    return image.resize([max(1, int(side * scale)) for side in image.size], Image.Resampling.BICUBIC) if scale < 1 else image
-
-
-def read_clip(path, count, span=None):
-    """A clip of `count` evenly spaced frames of a video (video.frames), first and last included; of all where there are fewer."""
-    import video
-
-    images, seconds = video.frames(path, count=count, max_frames=count, span=span)
-    return {"frames": [enlarge(image) for image in images], "seconds": seconds}
-
-
 def record_prompt(record, order, n_frames, variant="self_ref", n_videos=0):
     """Chat messages of a record: the critic's with the two responses in this order, "12" or "21"; None, the question's."""
     if order is None:
@@ -276,7 +151,7 @@ def training_dataset(records, variant="self_ref", max_frames=8, video_input="fra
 
     Frames are opened and prompts built when a row is read, so memory does not grow with the data set. With `video_input`
     "native" a column `videos` stands in place of `images`: a row's clips (open_clips), one video place in the prompt for each
-    (native_video.py).
+    (training/video.py).
     """
     lines = datasets.Dataset.from_dict({"record": [json.dumps(record) for record in records]})
 
@@ -300,3 +175,10 @@ def training_dataset(records, variant="self_ref", max_frames=8, video_input="fra
         }
 
     return lines.with_transform(build)
+
+
+def embedded(kind, split):
+    """Path of an embedded JSONL file of physworld's (`kind`: questions or pairs), made where it is absent."""
+    from physworld import dataset
+
+    return {"questions": dataset.questions_file, "pairs": dataset.pairs_file}[kind](split)

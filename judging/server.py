@@ -1,4 +1,4 @@
-"""Where the verifier's calls go: any OpenAI-compatible server, or two models one after the other (local_backend.py: a
+"""Where the verifier's calls go: any OpenAI-compatible server, or two models one after the other (judging/local.py: a
 transformers model in this process).
 
 A backend has `identity` (what its replies depend on; part of the cache key), `stochastic` (does a seed matter?) and
@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 import openai
 import tenacity
 
-from calls import Missing, Reply, Tokens
-from score_tokens import NoScoreToken, after_last_tag, between, closing, cut, opening
+from judging.calls import Missing, Reply, Tokens
+from judging.score_tokens import NoScoreToken, after_last_tag, between, closing, cut, opening
 
 TOP = 20  # what the OpenAI API gives at most
 HALTING = (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError)  # every call would meet them

@@ -1,7 +1,7 @@
-"""Public data sets as records (data.py): read a local path or a hub id, convert it, tell what was kept and what was not.
+"""Public data sets as records (data/records.py): read a local path or a hub id, convert it, tell what was kept and what was not.
 
-    python sources.py --source cosmos_reason1 --mode question --dataset /data/Cosmos-Reason1-Benchmark --out runs/data/cosmos
-    python sources.py --source vl_rewardbench --mode judge --dataset MMInstruction/VL-RewardBench --out runs/data/vlrb
+    python -m data.sources --source cosmos_reason1 --mode question --dataset /data/Cosmos-Reason1-Benchmark --out runs/data/cosmos
+    python -m data.sources --source vl_rewardbench --mode judge --dataset MMInstruction/VL-RewardBench --out runs/data/vlrb
     python train_stage1.py --dataset runs/data/cosmos/records.jsonl        # evaluate.py takes --source itself
 
 Rows stream from JSONL, JSON, CSV or parquet into <out>/records.jsonl; pictures that a row carries as bytes are written to
@@ -19,11 +19,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-import data
-from calls import sha
-from source_files import Counts, Media, Rejected, locate, read_rows, table_files
+from data.files import RecordError, json_sha
+from data.records import check_record
+from data.source_files import Counts, Media, Rejected, locate, read_rows, table_files
 
 TOLERATED = 0.01  # share of rejected rows beyond which a conversion fails
+
 
 # ---------------------------------------------------------------------------------------------------------------------
 # One function for each source: row -> record. `number` and checks are added by kept().
@@ -75,7 +76,7 @@ def cosmos_reason1(row, media):
     suite = next((config for config in ("robovqa", "bridgev2", "agibot", "holoassist", "robofail") if config in names), "other")
     question = text_of(qa["question"], "no question")
     return {
-        "id": f"{suite}/{Path(str(video)).stem}/{sha(question, options)[:8]}", "suite": suite, "question": question,
+        "id": f"{suite}/{Path(str(video)).stem}/{json_sha(question, options)[:8]}", "suite": suite, "question": question,
         "options": options, "answer": letter_of(answer, options), "video": media.video(video),
     }  # fmt: skip
 
@@ -134,7 +135,7 @@ def roboreward(row, media):
     if reward not in "12345" or len(reward) != 1:
         raise Rejected("the reward is not 1 to 5", row["reward"])
     return {
-        "id": f"{name}/{sha(task)[:8]}", "suite": name.split("/")[0] if "/" in name else "roboreward", "task": task,
+        "id": f"{name}/{json_sha(task)[:8]}", "suite": name.split("/")[0] if "/" in name else "roboreward", "task": task,
         "question": f"A robot was told: {task}. How far has it come at the end of the clip? Answer with a number from 1 "
         "(nothing of the task is done) to 5 (the task is done completely).",
         "options": None, "answer": reward, "video": media.video(name),
@@ -166,7 +167,7 @@ def vl_rewardbench(row, media):
     suite = next((group for group, starts in groups.items() if name.lower().startswith(starts)), "general")
     query = text_of(re.sub(r"<image>\n?", "", row["query"] or ""), "no question")
     return responses(*both) | {
-        "id": f"{name}/{sha(query, both)[:8]}", "suite": suite, "question": query, "frames": [media.image(row["image"])],
+        "id": f"{name}/{json_sha(query, both)[:8]}", "suite": suite, "question": query, "frames": [media.image(row["image"])],
         "preference": 1 + ranking.index(0),
     }  # fmt: skip
 
@@ -182,7 +183,7 @@ def multimodal_rewardbench(row, media):
         suite += "/math" if name.lower().startswith("math") else "/coding"
     both = row["Output1"], row["Output2"]
     return responses(*both) | {
-        "id": f"{name}/{sha(row['Text'], both)[:8]}", "suite": suite,
+        "id": f"{name}/{json_sha(row['Text'], both)[:8]}", "suite": suite,
         "question": text_of(row["Text"], "no question: the official download script fills it in"),
         "frames": [media.image(row["Image"])], "preference": int(better[-1]),
     }  # fmt: skip
@@ -219,6 +220,7 @@ LOADERS = {  # name: (row -> record, modes)
     "phycritic_bench": (own, ("judge",)), "own": (own, ("question", "judge")),
 }  # fmt: skip
 
+
 # ---------------------------------------------------------------------------------------------------------------------
 # From rows to a file of records
 
@@ -233,16 +235,16 @@ def kept(source, files, media, pair, counts):
                 counts.read += 1
                 try:
                     record = loader(row, media) | {"number": counts.read}
-                    data.check_record(record, where, pair, answered=False)
+                    check_record(record, where, pair, answered=False)
                     if record["id"] in seen and source != "lingoqa":
                         raise Rejected("the same row stands twice", record["id"])
                 except Rejected as error:
                     counts.reject(error.reason, where + error.detail)
-                except data.RecordError as error:
+                except RecordError as error:
                     counts.reject(str(error).removeprefix(f"{where}: ").split(", got")[0], where)
                 except KeyError as error:
                     has = sorted(row) if isinstance(row, dict) else type(row).__name__
-                    raise data.RecordError(f"{where}: no column {error}; it has {has}. Is this {source}?") from error
+                    raise RecordError(f"{where}: no column {error}; it has {has}. Is this {source}?") from error
                 except (TypeError, AttributeError, IndexError, ValueError) as error:
                     counts.reject("a field is not of the type that this source has", f"{where} ({error})")
                 else:
@@ -276,7 +278,7 @@ def pair_clips(records, counts):
     for record in records:
         tasks.setdefault(record["task"].casefold(), []).append(record)
     for clips in tasks.values():
-        clips.sort(key=lambda record: sha(record["id"]))
+        clips.sort(key=lambda record: json_sha(record["id"]))
         for place, one in enumerate(clips):
             others = clips[place + 1 :] + clips[:place]
             other = next((clip for clip in others if clip["answer"] != one["answer"]), None)
@@ -307,7 +309,7 @@ def convert(source, mode, dataset, out, media=None, subset=None, allow_rejected=
     source does not have, a broken file, a column that is not there, no record, and more than 1% rejected unless allowed.
     """
     if mode not in LOADERS[source][1]:
-        raise data.RecordError(f"--source {source} has --mode {' and '.join(LOADERS[source][1])}, not {mode}")
+        raise RecordError(f"--source {source} has --mode {' and '.join(LOADERS[source][1])}, not {mode}")
     path, out = locate(dataset, subset), Path(out)
     out.mkdir(parents=True, exist_ok=True)
     counts, temporary = Counts(), out / f"records.{os.getpid()}.tmp"
@@ -325,9 +327,9 @@ def convert(source, mode, dataset, out, media=None, subset=None, allow_rejected=
         report = counts.report(f"{source}, {dataset}")
         print(report, flush=True)
         if counts.reasons.total() > TOLERATED * counts.read and not allow_rejected:
-            raise data.RecordError(f"{report}\nmore than {TOLERATED:.0%} rejected: mend the data, or pass --allow_rejected")
+            raise RecordError(f"{report}\nmore than {TOLERATED:.0%} rejected: mend the data, or pass --allow_rejected")
         if not counts.records:
-            raise data.RecordError(f"{report}\nno record is left")
+            raise RecordError(f"{report}\nno record is left")
         temporary.replace(out / "records.jsonl")
     finally:
         temporary.unlink(missing_ok=True)

@@ -13,9 +13,7 @@ import importlib
 import json
 import os
 import shlex
-import shutil
 import sys
-import zipfile
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -23,22 +21,17 @@ from typing import Literal
 
 import torch
 import yaml
-from accelerate.utils import is_peft_model
 from transformers import AutoProcessor
 from transformers.utils import is_bitsandbytes_available, is_flash_attn_2_available, strtobool
 from trl import GRPOConfig, ModelConfig, TrlParser, get_peft_config, get_quantization_config
 from trl.import_utils import is_vllm_available
 from trl.trainer.utils import create_model_from_path
 
-from analysis.headline import commit
+import data
+from data.files import commit
+from training.checkpoints import log, resume_point
 
-ROOT = Path(__file__).resolve().parent
-
-
-def log(message):
-    """Print one line, on the main process only."""
-    if os.environ.get("RANK", "0") == "0":
-        print(message, flush=True)
+ROOT = Path(__file__).resolve().parents[1]
 
 
 # ------------------------------------------------------------------------------------------------------------ arguments
@@ -184,19 +177,6 @@ def parse(script_arguments, embedded, training_arguments=CriticGRPOConfig, argv=
     return script_args, args, model_args
 
 
-def load_strictly(trainer, folder):
-    """Load a checkpoint's weights into a trainer's model; False where the trainer's own loading serves (adapters, FSDP).
-
-    A checkpoint holds the hub's names of the weights, which for Qwen2.5-VL are not the module's: transformers 5.24 loads none
-    of them and goes on with a warning. from_pretrained translates, and strict loading leaves no doubt.
-    """
-    if is_peft_model(trainer.model) or trainer.is_fsdp_enabled or not list(Path(folder).glob("model*.safetensors")):
-        return False
-    loaded = type(trainer.model).from_pretrained(folder, dtype=trainer.model.dtype)
-    trainer.model.load_state_dict(loaded.state_dict(), strict=True)
-    return True
-
-
 def local_path(name):
     """`name` where it exists, else the same below the repository where that exists, else `name` (a hub id).
 
@@ -208,11 +188,8 @@ def local_path(name):
 
 def physworld_file(args, kind, split):
     """Path of an embedded JSONL file (`kind`: questions or pairs), made by the main process where it is absent."""
-    import physworld.dataset
-
-    make = {"questions": physworld.dataset.questions_file, "pairs": physworld.dataset.pairs_file}[kind]
     with args.main_process_first(local=False, desc=f"physworld {kind}"):
-        return make(split)
+        return data.embedded(kind, split)
 
 
 def start_model(start, args, model_args, max_pixels=None):
@@ -296,85 +273,6 @@ def merge_adapter(directory, target, model_args):
     model = create_model_from_path(base, dtype=model_args.dtype, device_map=None)
     PeftModel.from_pretrained(model, directory).merge_and_unload().save_pretrained(target)
     AutoProcessor.from_pretrained(directory).save_pretrained(target)
-
-
-# ---------------------------------------------------------------------------------------------------------- checkpoints
-
-
-def missing_from_checkpoint(checkpoint):
-    """What a checkpoint lacks to resume from it, as a text; None where it is whole.
-
-    A run that is killed while it saves leaves files absent or cut off. The Trainer writes trainer_state.json last.
-    """
-    checkpoint = Path(checkpoint)
-    try:
-        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return "trainer_state.json is absent or cut off"
-    weights = sorted(checkpoint.glob("*.safetensors")) + sorted(checkpoint.glob("*/adapter_model.safetensors"))
-    index = checkpoint / "model.safetensors.index.json"
-    if index.is_file():
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        weights += [checkpoint / name for name in names - {path.name for path in weights}]
-    for path in weights:
-        if not whole_safetensors(path):
-            return f"{path.name} is absent or cut off"
-    sharded = any(path.is_dir() for path in checkpoint.glob("*"))  # DeepSpeed and FSDP keep their state in folders
-    if not weights and not sharded:
-        return "no weights"
-    optimizer = any(zipfile.is_zipfile(checkpoint / name) for name in ("optimizer.pt", "optimizer.bin"))  # .bin: FSDP's
-    if not optimizer and not sharded:
-        return "optimizer.pt is absent or cut off"
-    for path in sorted(checkpoint.glob("generation_buffer_*.pt")):
-        if not zipfile.is_zipfile(path):
-            return f"{path.name} is cut off"
-    return None
-
-
-def whole_safetensors(path):
-    """Whether the file is as long as its header says."""
-    try:
-        with open(path, "rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
-    except (OSError, ValueError, MemoryError, OverflowError):
-        return False
-    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    return os.path.getsize(path) == 8 + length + max(ends, default=0)
-
-
-def resume_point(args):
-    """Checkpoint for `grpo.train`, or None to start from the beginning.
-
-    --resume_from_checkpoint true takes the newest whole checkpoint of output_dir, and starts from the beginning, with a
-    line in the log, where there is none; a path must be a whole checkpoint. A run that starts from the beginning sets
-    an earlier run's checkpoints aside (earlier-checkpoint-N), so that resuming it later cannot pick one of them.
-    """
-    wanted = str(args.resume_from_checkpoint).lower()
-    if wanted not in ("true", "false", "none", ""):
-        missing = missing_from_checkpoint(args.resume_from_checkpoint)
-        if missing:
-            raise ValueError(
-                f"{args.resume_from_checkpoint} cannot be resumed from: {missing}. Give another checkpoint, or "
-                "--resume_from_checkpoint true for the newest whole one of output_dir"
-            )
-        return args.resume_from_checkpoint
-    found = [path for path in Path(args.output_dir).glob("checkpoint-*") if path.name.split("-")[1].isdigit()]
-    found.sort(key=lambda path: int(path.name.split("-")[1]), reverse=True)
-    if wanted == "true":
-        for checkpoint in found:
-            missing = missing_from_checkpoint(checkpoint)
-            if missing is None:
-                log(f"resuming from {checkpoint}")
-                return str(checkpoint)
-            log(f"{checkpoint} is skipped: {missing}")
-        log(f"no whole checkpoint in {args.output_dir}: training starts from the beginning")
-    for checkpoint in found if args.process_index == 0 else []:
-        aside = checkpoint.with_name(f"earlier-{checkpoint.name}")
-        shutil.rmtree(aside, ignore_errors=True)
-        checkpoint.rename(aside)
-        log(f"{checkpoint} is of an earlier run: renamed to {aside.name}")
-    return None
 
 
 def write_config(script_args, args, model_args):

@@ -1,7 +1,6 @@
-"""Who answers evaluate.py's prompts: a transformers model in this process, a model on a server, or the verifier."""
+"""A transformers model in this process: loading it, and completing chat prompts with images or clips in batches.
+"""
 
-import os
-import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ import yaml
 from transformers import AutoModelForImageTextToText, AutoProcessor, GenerationConfig
 from transformers.utils.peft_utils import find_adapter_config_file
 
-import prompts as templates
+from data import video_inputs
 
 
 @dataclass(frozen=True)
@@ -79,9 +78,7 @@ def complete(model, processor, prompts, images, max_new_tokens, temperature=0.0,
         if places != len(shown):
             raise ValueError(f"a prompt has {places} image places and {len(shown)} images")
     if any(isinstance(one, dict) for shown in images for one in shown):
-        import native_video
-
-        made = native_video.model_inputs(processor, prompts, images)
+        made = video_inputs.model_inputs(processor, prompts, images)
     else:
         texts = processor.apply_chat_template(prompts, add_generation_prompt=True, tokenize=False)
         made = processor(
@@ -107,78 +104,3 @@ def complete(model, processor, prompts, images, max_new_tokens, temperature=0.0,
         Completion(processor.decode(row[:n], skip_special_tokens=True), int(mask.sum()), int(n))
         for row, n, mask in zip(tokens, lengths, inputs["attention_mask"])
     ]
-
-
-def machine():
-    """The accelerator, or how much of the CPU is in use."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    return f"CPU, {torch.get_num_threads()} of {os.cpu_count()} cores"
-
-
-def served(config):
-    """answer(tasks, asked, images, seed) -> a Completion each, or a Missing with its reason, of an OpenAI-compatible server."""
-    from backends import ServerBackend
-    from calls import Call, Missing
-
-    settings = {"analysis_tokens": config.max_new_tokens, "temperature": config.temperature}
-    settings |= {"extra_body": {"top_p": config.top_p}} if config.top_p < 1 else {}
-    backend = ServerBackend(config.base_url, config.model, route="text", **settings)
-
-    def answer(tasks, asked, images, seed):
-        seeds = [(seed + place) % 2**31 if config.temperature > 0 else None for place in range(len(asked))]
-        calls = [
-            Call(prompt, (), None, tuple(shown), group=str(place), seed=own)
-            for place, (prompt, shown, own) in enumerate(zip(asked, images, seeds))
-        ]
-        answers = [Missing("the server gave no reply")] * len(calls)
-        for place, reply in backend.write(calls):
-            failed = isinstance(reply, Missing)
-            answers[place] = reply if failed else Completion(reply.text, reply.tokens.input, reply.tokens.output)
-        return answers
-
-    return answer
-
-
-def verified(config):
-    """answer(tasks, asked, images, seed) of verifier.py: one call a criterion in the order shown, p instead of a text."""
-    from backends import ServerBackend
-    from calls import Missing
-    from verifier import LocalBackend, Verifier
-
-    settings = {"analysis_tokens": config.max_new_tokens, "temperature": config.temperature}
-    if config.base_url:
-        backend = ServerBackend(config.base_url, config.model, **settings)
-    else:
-        backend = LocalBackend.load(config.model, batch_size=config.batch_size, **settings)
-    verifier = Verifier(backend, config.verifier, repeats=1, seed=config.seed, abstain=True, progress=False)
-
-    def answer(tasks, asked, images, seed):
-        compared = []
-        for (record, order), shown in zip(tasks, images):
-            first, second = (record["response_" + number] for number in order)
-            compared.append((templates.question_text(record["question"], record.get("options")), first, second, shown))
-        answers = []
-        for result in verifier.compare_many(compared):
-            cost = [sum(call["tokens"][kind] for call in result.records) for kind in ("input", "output")]
-            why = "; ".join(sorted({call["missing"] for call in result.missing}))
-            answers.append(Missing(why) if result.p is None else Completion("", *cost, result.p))
-        verifier.records.clear()  # what a benchmark's calls said would not fit in memory
-        verifier.cache.replies.clear()
-        return answers
-
-    return answer
-
-
-def own_messages(template, question, options, n_frames, first=None, second=None):
-    """A benchmark's own prompt as chat messages: frames, then the template with its places filled in, word for word.
-
-    Places: {question}, {options}, {response_1}, {response_2}. Nothing is escaped, as the benchmarks escape nothing.
-
-    >>> own_messages("{question} A: {response_1}", "Why? {response_1}", None, 1, "so")[0]["content"][1]["text"]
-    'Why? {response_1} A: so'
-    """
-    lines = "\n".join(f"{letter}. {text}" for letter, text in (options or {}).items())
-    filled = {"question": question, "options": lines, "response_1": first or "", "response_2": second or ""}
-    text = re.sub(r"\{(question|options|response_1|response_2)\}", lambda place: filled[place[1]], template)
-    return [{"role": "user", "content": [{"type": "image"}] * n_frames + [{"type": "text", "text": text}]}]
