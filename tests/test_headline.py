@@ -18,7 +18,7 @@ def unfounded(text):
     found = []
     for paragraph in re.split(r"\n\s*\n|\n(?=- )", text):
         records = [headline.ROOT / name for name in re.findall(r"experiments/[\w-]+", paragraph)]
-        pages = "".join(page.read_text(encoding="utf-8") for record in records for page in record.glob("README.md"))
+        pages = "".join(page.read_text(encoding="utf-8") for record in records for page in record.glob("*.md"))
         said = re.findall(r"[-+]?\d+\.\d+(?=\]? (?:points|%)|%|\])", paragraph)
         found += [(number, paragraph) for number in said if number.lstrip("+-") not in re.findall(r"\d+\.\d+", pages)]
     return found

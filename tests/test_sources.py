@@ -603,7 +603,7 @@ def test_the_table_puts_ours_below_the_papers(monkeypatch, tmp_path):
     cells = [cell.strip() for cell in ours.split("|")[1:-1]]
     assert cells[1].endswith("n=6") and cells[7].endswith("n=16")  # three pairs of agibot, eight in all, both orders
     assert cells[7].startswith("50.0 [") and cells[9].startswith("50.0 [") and " / " in cells[9] and cells[10] == "-"
-    assert "| PhyCritic (paper) | 78.8 | 65.5 | 86.7 | 65.6 | 57.4 | 60.0 | 68.0 | 69.0 | 57.3 | - |" in text
+    assert "| PhyCritic (paper) | 78.8 | 65.5 | 86.7 | 65.6 | 57.4 | 60.0 | 68.0 | 69.0 | 57.3 | 65.9 |" in text
     assert "n=9 / " in next(line for line in text.splitlines() if line.startswith("| m (ours)"))  # mean absolute error
     with pytest.raises(ValueError, match="second result"):
         judge_table.tables({"a": results["vl_rewardbench"], "b": results["vl_rewardbench"]}, paper)
