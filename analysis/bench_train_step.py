@@ -46,7 +46,7 @@ from trl import GRPOTrainer
 
 import prompts
 from analysis import headline
-from analysis.verifier_common import write_summary
+from analysis.headline import write_summary
 from launch import CriticGRPOConfig
 from physworld import tiny
 from trainer import CriticGRPOTrainer

@@ -21,7 +21,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from analysis.coupling import estimate, mean_gain
-from analysis.verifier_common import command_of, write_summary
+from analysis.headline import command_of, write_summary
 
 JUDGE_COLOURS = ["tab:red", "tab:blue", "tab:green", "tab:purple", "tab:brown", "tab:pink"]
 MARKERS = {"knockout": "v", "pivot": "o", "swiss": "s", "adaptive": "*", "round_robin": "D"}

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 import sources
-from analysis.verifier_common import write_summary
+from analysis.headline import write_summary
 from source_files import read_rows, table_files
 
 FIXTURES = Path(__file__).resolve().parents[1] / "tests" / "fixtures"

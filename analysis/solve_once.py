@@ -18,7 +18,7 @@ from pathlib import Path
 
 from analysis import best_of_n as curves
 from analysis.coupling import clustered_interval
-from analysis.verifier_common import command_of, write_summary
+from analysis.headline import command_of, write_summary
 
 RATIOS = {  # what the ratio is of -> (field of solving once, field of solving anew)
     "generated tokens": ("completion_tokens", "completion_tokens"),

@@ -41,7 +41,7 @@ from tqdm import tqdm
 
 import ppt
 from analysis.coupling import exact_interval
-from analysis.verifier_common import write_summary
+from analysis.headline import write_summary
 
 LARGEST = 64  # candidates that are drawn for every task
 PLACEHOLDERS = {  # guesses, until a recorded critic replaces them: pairs of right and wrong are judged 78% and 77% right

@@ -28,7 +28,8 @@ import openai
 from tqdm import tqdm
 
 import ppt
-from analysis.verifier_common import command_of, served, write_summary
+from analysis.headline import command_of, write_summary
+from analysis.small_server import served
 from backends import ServerBackend
 from tests.fault_proxy import FaultProxy
 from verifier import Verifier, load_criteria

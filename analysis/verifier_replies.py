@@ -16,7 +16,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 import prompts
-from analysis.verifier_common import served
+from analysis.small_server import served
 from analysis.verifier_cost import Meter
 from backends import ServerBackend, server_messages
 from data import write_whole

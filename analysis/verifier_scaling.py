@@ -38,7 +38,8 @@ import data
 import prompts
 from analysis.coupling import clustered_interval, mean_gain
 from analysis.headline import commit
-from analysis.verifier_common import command_of, served, smollm
+from analysis.headline import command_of
+from analysis.small_server import served, smollm
 from backends import ServerBackend
 from calls import sha
 from physworld.dataset import pairs_file

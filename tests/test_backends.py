@@ -13,9 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import prompts
 import verifier
-from analysis.verifier_checks import ask_half_faulty, fault_of
-from analysis.verifier_common import served
-from analysis.verifier_common import smollm as smollm_file
+from analysis.small_server import served
+from analysis.small_server import smollm as smollm_file
 from backends import ServerBackend, TwoStage
 from calls import Call
 from local_backend import LocalBackend
@@ -24,7 +23,7 @@ from ppt import preference
 from score_tokens import PAIRWISE, NoScoreToken, expected_score
 from tests import tiny_critic
 from tests.fault_proxy import FAULTS, FaultProxy, reply
-from tests.stub_judge import GOOD, THREE, Fake, by_length, open_server, quiet, sampled_reply, server
+from tests.stub_judge import GOOD, THREE, Fake, ask_half_faulty, by_length, fault_of, open_server, quiet, sampled_reply, server
 from verifier import NoValidCall
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -334,7 +333,7 @@ def test_local_errors_and_identity(text_model):
 def smollm():
     """(URL of a llama.cpp server, folder of the GGUF, its name)."""
     file = smollm_file()
-    with served(file) as url:
+    with served() as url:
         yield url, file.parent, file.name
 
 

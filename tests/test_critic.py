@@ -17,7 +17,7 @@ import evaluate
 import ppt
 import prompts
 import rewards
-from analysis.verifier_common import served
+from analysis.small_server import served
 from calls import Call, Missing, Reply, Tokens
 from critic import Critic, CriticConfig, in_critics_form, main, majority, own_part
 from critic_writers import LocalCritic, ServerCritic, share_of_first, verdict_place
