@@ -22,7 +22,7 @@ GROUPS = {  # title -> {record: {entry: label}}
     "Judge accuracy": {f"{RECORDS}three_seeds": {
         "stage2_judge_accuracy_base": "base", "stage2_judge_accuracy": "after both stages"}},
     "The same runs": {f"{RECORDS}three_seeds": {
-        "stage1_question_gain": "questions, stage 1 against the base", "ood_judge_accuracy": "judge, out of distribution (stage 2)",
+        "stage1_question_gain": "questions, stage 1 over the base", "ood_judge_accuracy": "judge, out of distribution (stage 2)",
         "stage2_order_consistency": "same verdict in both orders (stage 2)", "demo_minutes": "`make demo` after installation",
         "coupling_chi2_stage1": "own answer and verdict coupled (stage 1)", "coupling_chi2_stage2": "the same (stage 2)"}},
     "Ablations: judge accuracy, the full method against": {"experiments/tables": {

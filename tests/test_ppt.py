@@ -456,7 +456,7 @@ def test_adaptive_equals_pivots_with_fewer_comparisons(name):
     for task in range(tasks):
         correct, table = tournaments.simulate(tournaments.PLACEHOLDERS[name], seed=1, task=task, size=20)
         for method in right:
-            pick, count = tournaments.METHODS[method](20, table, correct, seed=f"1 {task}")
+            pick, count = tournaments.played(method, 20, table, correct, f"1 {task}")
             right[method] += correct[pick]
             spent[method] += count
     assert spent["adaptive"] <= 0.7 * spent["pivot 2"]
@@ -487,14 +487,17 @@ def test_fit_finds_the_judge_that_made_the_tables(name):
         assert found[field] == pytest.approx(made_by[field], rel=0.15, abs=0.02), field
 
 
+@pytest.fixture
+def small_test(monkeypatch):
+    monkeypatch.setattr(tournaments, "TESTED_SIZE", 5)
+
+
 def run_tournaments(out, *more):
-    tournaments.main(
-        ["--out", str(out), "--sizes", "2", "5", "--tested_size", "5", "--tasks", "6", "--tested", "9", *more]
-    )
+    tournaments.main(["--out", str(out), "--sizes", "2", "5", "--tasks", "6", "--tested", "9", *more])
     return (out / "rows.jsonl").read_text(), (out / "results.json").read_text()
 
 
-def test_a_killed_simulation_carries_on(tmp_path, monkeypatch):
+def test_a_killed_simulation_carries_on(tmp_path, monkeypatch, small_test):
     rows, results = run_tournaments(tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == {
         "rows.jsonl", "results.json", "table.md", "tournaments.png", "summary.json"
@@ -503,13 +506,14 @@ def test_a_killed_simulation_carries_on(tmp_path, monkeypatch):
     lines = rows.splitlines(keepends=True)
     (tmp_path / "rows.jsonl").write_text("".join(lines[:7]) + lines[7][:20])  # cut in the middle of a line
     assert run_tournaments(tmp_path) == (rows, results)
-    monkeypatch.setattr(tournaments, "play", None)  # cannot be called
+    monkeypatch.setattr(tournaments, "played", None)  # cannot be called
     assert run_tournaments(tmp_path) == (rows, results), "nothing is computed twice"
     monkeypatch.undo()
+    monkeypatch.setattr(tournaments, "TESTED_SIZE", 5)
     assert len(run_tournaments(tmp_path, "--seed", "1")[0].splitlines()) == 2 * len(lines), "another seed, other rows"
 
 
-def test_recorded_tables_are_played_as_they_are(tmp_path, monkeypatch):
+def test_recorded_tables_are_played_as_they_are(tmp_path, monkeypatch, small_test):
     tasks = recorded(12, 5) + recorded(3, 2)
     tasks[0]["p"][0][1] = None  # an abstention
     (tmp_path / "tables.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
@@ -517,8 +521,7 @@ def test_recorded_tables_are_played_as_they_are(tmp_path, monkeypatch):
     run_tournaments(tmp_path / "out", "--tables", str(tmp_path / "tables.jsonl"))
     points = json.loads((tmp_path / "out" / "results.json").read_text())["points"]
     assert {(p["size"], p["tasks"]) for p in points} == {(2, 6), (5, 6), (5, 9)}
-    tournaments.main(["--tables", str(tmp_path / "tables.jsonl"), "--fit", str(tmp_path / "judge.json")])
-    assert tournaments.read_judge(tmp_path / "judge.json")["position_bias"] > 0
+    assert tournaments.read_judge(tmp_path / "out" / "judge.json")["position_bias"] > 0
 
 
 @pytest.mark.parametrize(
