@@ -71,8 +71,9 @@ METHODS = {  # name -> tournament; of "random", "any right" and "both orders" se
     "any right": None,
 }
 STYLES = {  # first word of a method -> (label, colour, marker)
-    "random": ("random (0)", "tab:gray", "x"), "knockout": ("knockout", "tab:orange", "v"), "pivot": ("pivot", "tab:blue", "o"),
-    "adaptive": ("adaptive", "tab:red", "*"), "swiss": ("swiss", "tab:green", "s"), "round": ("round robin", "tab:purple", "D"),
+    "random": ("random (0)", "tab:gray", "x"), "knockout": ("knockout", "tab:orange", "v"),
+    "adaptive": ("adaptive", "tab:red", "*"), "pivot": ("pivot", "tab:blue", "o"),
+    "swiss": ("swiss", "tab:green", "s"), "round": ("round robin", "tab:purple", "D"),
 }  # fmt: skip
 
 
