@@ -32,6 +32,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 
 import data
 import prompts
@@ -104,9 +105,7 @@ def margins_of(rows, pairs, criteria, repeats, kind):
 
 def mean_of_calls(margins):
     """Mean over the calls of each pair that gave a score, (P, ...) -> (P,); NaN where none did."""
-    flat = margins.reshape(len(margins), -1)
-    counts = (~np.isnan(flat)).sum(1)  # (P,)
-    return np.where(counts > 0, np.nansum(flat, 1) / np.maximum(counts, 1), np.nan)
+    return pd.DataFrame(margins.reshape(len(margins), -1)).mean(axis=1).to_numpy()
 
 
 def signal_to_noise(margins, weights):
@@ -126,11 +125,7 @@ def signal_to_noise(margins, weights):
 
 def grouped(values, clusters):
     """{cluster: its values}, without NaN."""
-    found = {}
-    for value, cluster in zip(values.tolist(), clusters):
-        if not np.isnan(value):
-            found.setdefault(cluster, []).append(value)
-    return found
+    return pd.Series(values, index=clusters).dropna().groupby(level=0, sort=False).apply(list).to_dict()
 
 
 def rate(values, clusters):
