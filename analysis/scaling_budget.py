@@ -7,12 +7,11 @@ tensors that transformers 5.24 saves for the backward pass, layer by layer; what
 ZeRO and FSDP gather. Not counted: the CUDA context, fragmentation, communication buffers. Nothing here has run on a GPU.
 """
 
-import argparse
-import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
+from typing import NamedTuple
 
-from transformers import Qwen2_5_VLConfig
+from transformers import AutoConfig, Qwen2_5_VLConfig
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
 from analysis import headline
@@ -30,6 +29,11 @@ SIZES = {  # of the language model, and of the vision tower
     "7B": ((3584, 18944, 28, 28, 4), {"intermediate_size": 3420, "out_hidden_size": 3584}),
     "72B": ((8192, 29568, 80, 64, 8), {"intermediate_size": 3456, "out_hidden_size": 8192}),
 }
+SMALL_TEXT = {  # changes that make 7B's architecture small
+    "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]},
+}  # fmt: skip
+SMALL_VISION = {"hidden_size": 32, "intermediate_size": 96, "num_heads": 2, "out_hidden_size": 64}
 
 
 def architecture(name, text=None, vision=None):
@@ -106,14 +110,12 @@ def visual_tokens(height, width, max_pixels=14 * 14 * 4 * 1280):
 # ----------------------------------------------------------------------------------------------------------- estimated
 
 
-@dataclass(frozen=True)
-class Precision:
-    """Bytes of a number: of what matmuls take, of the residual stream, of normalised vectors (text, vision), and how often a
-    norm's output is saved (attention and MLP; text, vision): autocast casts it anew for every linear layer that reads it."""
+class Precision(NamedTuple):
+    """Bytes of a number, and how often a norm's output is saved: autocast casts it anew for every linear layer that reads it."""
 
-    number: int
-    stream: int
-    normal: int
+    number: int  # of what matmuls take
+    stream: int  # of the residual stream
+    normal: int  # of normalised vectors
     normal_vision: int
     copies: int
     copies_vision: int
@@ -321,12 +323,39 @@ def token_table(prompts=128, group=8):
     return markdown([f"Thousands, {prompts} prompts, G = {group}", "prompt", *heads], rows)
 
 
-def check_table():
-    from analysis import scaling_checks  # which takes its formulas from here
+TINY_BATCH = Batch(rows=8, prompts=2, prompt=90, completion=40, patches=64)
+PASSES = (("float32", False), ("float32", True), ("autocast", False), ("bf16", False), ("bf16", True))  # prompts shared or not
+MEASURED = {  # of `predictions`, in their order; tests/test_scaling_budget.py measures them anew
+    "physworld's model": (1842816, 7371264, 7371264, 14742528, 5324800, 81568600, 37875530, 55630872, 44548632, 20568522),
+    "7B made small": (303712, 1214848, 1214848, 2429696, 798720, 26328920, 11800298, 17222808, 14356120, 6425066),
+}
 
+
+def tiny_configs():
+    """{name: config}: physworld's model, and 7B's architecture made small (fewer heads for keys, a head of its own)."""
+    tower = SMALL_VISION | {"depth": 2, "fullatt_block_indexes": [1]}
+    small = architecture("7B", SMALL_TEXT | {"vocab_size": 512, "eos_token_id": 2}, tower)
+    return {"physworld's model": AutoConfig.from_pretrained(headline.ROOT / "physworld" / "tiny_vlm"), "7B made small": small}
+
+
+def predictions(config):
+    """{quantity: what a float32 model and AdamW hold after a step, its cache, and passes over TINY_BATCH}: bytes, or a count."""
+    count, tokens = sum(parameters(config).values()), TINY_BATCH.rows * (TINY_BATCH.prompt + TINY_BATCH.completion)
+    found = {"parameters": count, "weights, float32": 4 * count, "gradients, float32": 4 * count, "AdamW's states": 8 * count}
+    found["keys and values, float32"] = cache_bytes(config, tokens, 4)
+    matrices = sum(a * b * n for a, b, n in linears(config)) + sizes(config).pixels * sizes(config).d
+    for precision, shared in PASSES:
+        size = activation_bytes(config, precision, replace(TINY_BATCH, shared=shared), every_position=True)
+        size += 2 * matrices * (precision == "autocast")  # it keeps a copy of each in bf16
+        found[f"activations, {precision}, prompts {'shared' if shared else 'run for each row'}"] = size
+    return found
+
+
+def check_table():
     rows = []
-    for name, quantity, predicted, measured in scaling_checks.checks():
-        rows.append([f"{name}: {quantity}", f"{round(predicted):,}", f"{measured:,}", f"{predicted / measured:.3f}"])
+    for name, config in tiny_configs().items():
+        for (quantity, predicted), measured in zip(predictions(config).items(), MEASURED[name], strict=True):
+            rows.append([f"{name}: {quantity}", f"{round(predicted):,}", f"{measured:,}", f"{predicted / measured:.3f}"])
     return markdown(["Tiny model: bytes, or a count", "predicted", "measured", "ratio"], rows)
 
 
@@ -350,18 +379,5 @@ def tables():
     return [line for title, lines in parts.items() for line in ("", f"### {title}", "", *lines)] + [""]
 
 
-def rewritten(text, lines):
-    """docs/scaling.md with these lines between its marks; ValueError where it has none."""
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise ValueError(f"{DOC} must hold the line {BEGIN!r} and after it {END!r}, each once")
-    before, rest = text.split(BEGIN)
-    return "\n".join([before + BEGIN, *lines, END + rest.split(END)[1]])
-
-
-def main(argv=None):
-    argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False).parse_args(argv)
-    DOC.write_text(rewritten(DOC.read_text(encoding="utf-8"), tables()), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    DOC.write_text(headline.rewritten(DOC.read_text(encoding="utf-8"), BEGIN, tables(), END), encoding="utf-8")

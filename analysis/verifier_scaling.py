@@ -201,58 +201,55 @@ def sweep(cells, factor, end):
     return [entry for entry in cells if all(entry[name] == value for name, value in fixed.items())]
 
 
-def shown(entry, percent=True):
-    """An estimate with its interval, in percent or as it is; a dash where there is none."""
+def shown(entry, factor=100, digits=1):
+    """An estimate with its interval, times `factor`; a dash where there is none."""
     if entry is None or entry["value"] is None:
         return "-"
-    factor, digits = (100, 1) if percent else (1, 2)
-    return f"{factor * entry['value']:.{digits}f} [{factor * entry['low']:.{digits}f}, {factor * entry['high']:.{digits}f}]"
+    value, low, high = (f"{factor * entry[name]:.{digits}f}" for name in ("value", "low", "high"))
+    return f"{value} [{low}, {high}]"
 
 
 def table_lines(results):
     """Fitness of the judge, then the three sweeps with the other two factors at their largest and at their smallest."""
     lines = ["| Letters | Calls | Missing | Mass on the letters | First slot gets more | Commonest letter |", "|---" * 6 + "|"]
-    head = ["", "Ties, letter", "Ties, expected", "Accuracy, letter", "Accuracy, expected", "Gain, points", "S/N, letter",
-            "S/N, expected", "Pairs"]  # fmt: skip
     for f in results["fitness"]:
         numbers = ["-" if f[name] is None else f"{100 * f[name]:.1f}%" for name in ("mass", "first_slot", "commonest_letter")]
         lines.append(f"| {f['granularity']} | {f['calls']} | {f['missing']} | {' | '.join(numbers)} |")
-    for end, word in ((max, "largest"), (min, "smallest")):
-        for factor in FACTORS:
-            lines += ["", f"### {factor.capitalize()}, the others at their {word}", ""]
-            lines += ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-            for c in sweep(results["cells"], factor, end):
-                of = {name: [shown(c[kind][name], name != "snr") for kind in JUDGES] for name in ("ties", "accuracy", "snr")}
-                cells = [*of["ties"], *of["accuracy"], shown(c["gain"]), *of["snr"], str(c["expected"]["accuracy"]["n"])]
-                lines.append(f"| {c[factor]} | " + " | ".join(cells) + " |")
+    names = "Ties, letter | Ties, expected | Accuracy, letter | Accuracy, expected | Gain, points"
+    for (end, word), factor in product(((max, "largest"), (min, "smallest")), FACTORS):
+        title = f"### {factor.capitalize()}, the others at their {word}"
+        lines += ["", title, "", f"|  | {names} | S/N, letter | S/N, expected | Pairs |", "|---" * 9 + "|"]
+        for c in sweep(results["cells"], factor, end):
+            rates = [shown(c[kind][name]) for name in ("ties", "accuracy") for kind in JUDGES]
+            noise = [shown(c[kind]["snr"], factor=1, digits=2) for kind in JUDGES]
+            cells = [*rates, shown(c["gain"]), *noise, str(c["expected"]["accuracy"]["n"])]
+            lines.append(f"| {c[factor]} | " + " | ".join(cells) + " |")
     return lines
 
 
 def verdict(results):
     """Whether this judge can be told from chance at all, in a sentence."""
-    cells = [c for c in results["cells"] if c["expected"]["accuracy"]["value"] is not None]
-    above = [c for c in cells if c["expected"]["accuracy"]["low"] > 0.5]
-    if not above:
-        none = f"in none of {len(cells)} cells is its accuracy above 50% by its interval"
-        return f"**Too weak to judge, or too few pairs to tell: {none}.**"
-    return f"In {len(above)} of {len(cells)} cells the expected score's accuracy is above 50% by its interval."
+    lows = [c["expected"]["accuracy"]["low"] for c in results["cells"] if c["expected"]["accuracy"]["value"] is not None]
+    if above := sum(low > 0.5 for low in lows):
+        return f"In {above} of {len(lows)} cells the expected score's accuracy is above 50% by its interval."
+    none = f"in none of {len(lows)} cells is its accuracy above 50% by its interval"
+    return f"**Too weak to judge, or too few pairs to tell: {none}.**"
 
 
 def draw(cells, path):
     """Rows: ties, accuracy, signal to noise; columns: the factors. Solid: the others at their largest, dashed: smallest."""
     figure, axes = plt.subplots(3, 3, figsize=(9, 7), sharex="col", sharey="row", layout="constrained")
-    for (row, name), (column, factor) in product(enumerate(("ties", "accuracy", "snr")), enumerate(FACTORS)):
-        axis = axes[row, column]
+    names = {"ties": "tie rate", "accuracy": "pair accuracy", "snr": "signal to noise"}
+    for axis, (name, factor) in zip(axes.flat, product(names, FACTORS)):
         for (kind, colour), (end, style) in product(zip(JUDGES, ("tab:gray", "tab:blue")), ((max, "-"), (min, "--"))):
-            points = [(c[factor], c[kind][name]["value"]) for c in sweep(cells, factor, end)]
-            points = [point for point in points if point[1] is not None]
+            points = pd.DataFrame([(c[factor], c[kind][name]["value"]) for c in sweep(cells, factor, end)]).dropna()
             label = f"{JUDGES[kind]}, others {'largest' if end is max else 'smallest'}"
-            axis.plot(*zip(*points) if points else ([], []), style, color=colour, marker="o", ms=3, label=label)
-        if row == 2:
-            axis.set(xlabel=factor)
-        if column == 0:
-            axis.set(ylabel={"ties": "tie rate", "accuracy": "pair accuracy", "snr": "signal to noise"}[name])
+            axis.plot(points[0], points[1], style, color=colour, marker="o", ms=3, label=label)
         axis.grid(alpha=0.3)
+    for factor, axis in zip(FACTORS, axes[-1]):
+        axis.set(xlabel=factor)
+    for name, axis in zip(names.values(), axes[:, 0]):
+        axis.set(ylabel=name)
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
     figure.savefig(path, dpi=80)
     plt.close(figure)
