@@ -117,7 +117,7 @@ def test_bytes_are_exact_and_activations_within_three_percent(name):
             setattr(config, f"{token}_token_id", place)
     found = measured(config)
     assert found == scaling_budget.MEASURED[name]
-    for (quantity, predicted), size in zip(scaling_budget.predictions(config).items(), found, strict=True):
+    for (quantity, predicted), size in zip(scaling_budget.predictions(scaling_budget.sizes(config)).items(), found, strict=True):
         if quantity.startswith("activations"):
             assert predicted / size == pytest.approx(1, abs=0.03), quantity
         else:
@@ -129,7 +129,7 @@ def test_parameters_of_the_real_architectures_equal_the_model_classes(name, publ
     config = scaling_budget.architecture(name)
     with torch.device("meta"):
         model = Qwen2_5_VLForConditionalGeneration(config)
-    counts = scaling_budget.parameters(config)
+    counts = scaling_budget.parameters(scaling_budget.sizes(config))
     assert sum(counts.values()) == sum(p.numel() for p in model.parameters())
     assert counts["vision"] == sum(p.numel() for p in model.model.visual.parameters())
     assert published in (None, sum(counts.values()))
@@ -139,7 +139,7 @@ def test_parameters_of_the_real_architectures_equal_the_model_classes(name, publ
 def test_parameters_of_a_lora_equal_pefts(name):
     config = scaling_budget.tiny_configs()[name]
     model = get_peft_model(Qwen2_5_VLForConditionalGeneration(config), LoraConfig(r=8, target_modules="all-linear"))
-    assert scaling_budget.lora_parameters(config, 8) == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert scaling_budget.lora_parameters(scaling_budget.sizes(config), 8) == sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 @settings(max_examples=25, deadline=None)
@@ -152,10 +152,10 @@ def test_visual_tokens_of_a_frame_equal_the_processors(height, width):
 
 
 def test_more_frames_and_longer_completions_never_take_less():
-    config = scaling_budget.architecture("7B")
+    numbers = scaling_budget.sizes(scaling_budget.architecture("7B"))
     for way, gpus in (("ZeRO-2", 8), ("ZeRO-3", 8), ("FSDP2", 8), ("LoRA", 1), ("QLoRA", 1), ("one GPU", 1)):
         for more in ({"shared": True}, {"checkpointing": True}, {}):
             points = ((4, 512), (8, 512), (8, 2048), (16, 2048))
             batches = [scaling_budget.a_batch(frames, completion, 4, **more) for frames, completion in points]
-            sizes = [scaling_budget.step_bytes(config, way, gpus, batch, 16)["peak, training"] for batch in batches]
+            sizes = [scaling_budget.step_bytes(numbers, way, gpus, batch, 16)[1] for batch in batches]
             assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
