@@ -1,8 +1,8 @@
 """Accuracy of the tournaments of ppt.py against the comparisons that they cost: simulated, or on recorded tables.
 
     python -m analysis.tournaments --tasks 50 --tested 50 --sizes 8 20 --out runs/tournaments    seconds, a look
-    python -m analysis.tournaments                                                               minutes, one core
-    python -m analysis.tournaments --judge judge.json --out experiments/tournaments_critic       a measured judge
+    python -m analysis.tournaments --out experiments/tournaments                                 minutes, one core
+    python -m analysis.tournaments --judge judge.json --out experiments/tournaments_critic       another judge
     python -m analysis.tournaments --tables tables.jsonl --sizes 8 20 --out ...                  recorded tables
 
 A task is n candidates, each right or wrong, and the judge's answer to every ordered pair: a table. A judge asked the same
@@ -13,8 +13,7 @@ candidates of a task are the first n of its 64.
 The simulated judge's log-odds that a, shown first, beats b are
     separation * (right_a - right_b) + candidate_noise * (e_a - e_b) + pair_noise * e_ab + position_bias
 with standard normal e, cut to [-limit, limit] where limit is not null. A task's share of right candidates is drawn from
-Beta(accuracy_a, accuracy_b). --judge gives these as JSON (the fields of PLACEHOLDERS["critic"]); without it that
-placeholder is used, which is a guess and no measurement. A run on recorded tables writes the judge nearest to them.
+Beta(accuracy_a, accuracy_b). --judge gives these as JSON; a run on recorded tables writes the judge nearest to them.
 
 Recorded tables are JSON lines {"task": .., "correct": [true, ..], "p": [[null, 0.7, ..], ..]}: p[a][b] with a shown first,
 null where the judge abstained.
@@ -41,20 +40,12 @@ from tqdm import tqdm
 
 import data
 import ppt
+from analysis import headline
 from analysis.coupling import exact_interval
-from analysis.headline import command_of, write_summary
 
 LARGEST, TESTED_SIZE = 64, 20  # candidates that are drawn for every task; the size at which DUELS are tested
-PLACEHOLDERS = {  # guesses, until a recorded critic replaces them: pairs of right and wrong are judged 78% and 77% right
-    "critic": {
-        "source": "placeholder guess, not measured", "accuracy_a": 1.0, "accuracy_b": 1.5, "separation": 2.0,
-        "candidate_noise": 1.5, "pair_noise": 1.5, "position_bias": 0.5, "limit": None,
-    },
-    "verifier": {
-        "source": "placeholder guess, not measured", "accuracy_a": 1.0, "accuracy_b": 1.5, "separation": 0.3,
-        "candidate_noise": 0.25, "pair_noise": 0.2, "position_bias": 0.05, "limit": 1.0,
-    },
-}  # fmt: skip
+JUDGE = headline.ROOT / "experiments" / "2026-11-30_tournaments" / "judge.json"  # fitted to recorded tables of the critic
+FIELDS = {"source", "accuracy_a", "accuracy_b", "separation", "candidate_noise", "pair_noise", "position_bias", "limit"}
 DUELS = [  # on --tested tasks at the tested size
     ("adaptive", "pivot 2"), ("pivot 2", "swiss as pivot 2"), ("pivot 1", "knockout, both orders"),
 ]  # fmt: skip
@@ -112,8 +103,8 @@ def simulate(judge, seed, task, size):
 def read_judge(path):
     """A judge's parameters; raises ValueError where a field is missing or unknown."""
     judge = json.loads(Path(path).read_text(encoding="utf-8"))
-    if set(judge) != set(PLACEHOLDERS["critic"]):
-        raise ValueError(f"{path}: fields {sorted(judge)}, expected {sorted(PLACEHOLDERS['critic'])}")
+    if set(judge) != FIELDS:
+        raise ValueError(f"{path}: fields {sorted(judge)}, expected {sorted(FIELDS)}")
     return judge
 
 
@@ -242,24 +233,21 @@ def verdicts_of(duels):
 
 
 def table_lines(results):
-    """The results as Markdown: what was played, duels, one row a method with a column a size."""
-    summaries = {(s["size"], s["method"]): s for s in results["points"]}
-    sizes = sorted({size for size, _ in summaries})
+    """The results as Markdown: what was played, one row a method with a column a size, duels, what they say."""
+    by = {(s["size"], s["method"]): s for s in results["points"]}
+    sizes = sorted({size for size, _ in by})
     lines = [f"Judge: {results['judge']['source']}. Seed {results['seed']}. Accuracy of the pick in %, its 95% interval, "
              "mean comparisons.", "", "| Tournament | " + " | ".join(f"N = {size}" for size in sizes) + " |",
              "|---|" + "---|" * len(sizes)]  # fmt: skip
     for name in METHODS:
-        at = [summaries[size, name] for size in sizes]
-        percents = [[f"{100 * s[field]:.1f}" for field in ("accuracy", "low", "high")] for s in at]
-        cells = [f"{p} [{low}, {high}], {s['comparisons']:.1f}" for s, (p, low, high) in zip(at, percents)]
+        percents = [[f"{100 * by[size, name][field]:.1f}" for field in ("accuracy", "low", "high")] for size in sizes]
+        spent = [by[size, name]["comparisons"] for size in sizes]
+        cells = [f"{p} [{low}, {high}], {count:.1f}" for (p, low, high), count in zip(percents, spent)]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     lines += ["", "| Paired, same tasks | N | Tasks | Points | Ratio of comparisons |", "|---|---|---|---|---|"]
-    for d in results["duels"]:
-        lines.append(
-            f"| {d['method']} minus {d['against']} | {d['size']} | {d['tasks']} | {d['points']:+.2f} [{d['low']:+.2f}, "
-            f"{d['high']:+.2f}] | {d['ratio']:.3f} [{d['ratio_low']:.3f}, {d['ratio_high']:.3f}] |"
-        )
-    return lines + ["", *results["verdicts"]]
+    form = "| {method} minus {against} | {size} | {tasks} | {points:+.2f} [{low:+.2f}, {high:+.2f}] | "
+    form += "{ratio:.3f} [{ratio_low:.3f}, {ratio_high:.3f}] |"
+    return [*lines, *(form.format(**d) for d in results["duels"]), "", *results["verdicts"]]
 
 
 def draw(results, path):
@@ -284,7 +272,7 @@ def draw(results, path):
 
 def parse(argv):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
-    parser.add_argument("--judge", type=Path, help="JSON of the simulated judge; without it a placeholder guess")
+    parser.add_argument("--judge", type=Path, default=JUDGE, help="JSON of the simulated judge; default: the recorded one")
     parser.add_argument("--tables", type=Path, help="recorded tables instead of simulated ones")
     parser.add_argument("--sizes", type=int, nargs="+", default=[4, 8, 16, 20, 32, 64], help="numbers of candidates")
     parser.add_argument("--tasks", type=int, default=2000, help="tasks a point")
@@ -298,8 +286,8 @@ def parse(argv):
 
 
 def main(argv=None):
-    args, command = parse(argv), command_of("analysis.tournaments", argv)
-    judge = read_judge(args.judge) if args.judge else PLACEHOLDERS["critic"]
+    args, command = parse(argv), headline.command_of("analysis.tournaments", argv)
+    judge = read_judge(args.judge)
     recorded, files = None, [Path(__file__), Path(ppt.__file__)]
     if args.tables:
         recorded, files, judge = read_tables(args.tables), [*files, args.tables], {"source": f"recorded tables {args.tables}"}
@@ -335,7 +323,7 @@ def main(argv=None):
     [main] = [d for d in duels if d["size"] == TESTED_SIZE and d["method"] == "adaptive"]
     entry = {"value": main["ratio"], "low": main["ratio_low"], "high": main["ratio_high"], "n": main["tasks"]}
     entries = {"adaptive_comparisons_ratio": entry | {"unit": "of the pivot tournament's comparisons"}}
-    write_summary(args.out, entries, command)
+    headline.write_summary(args.out, entries, command)
     print("\n".join(table_lines(results)))
 
 

@@ -16,6 +16,16 @@ from scipy.stats import norm
 import ppt
 from analysis import tournaments
 
+PLACEHOLDERS = {  # judges, simulated: pairs of right and wrong are judged 78% and 77% right
+    "critic": {
+        "source": "a guess", "accuracy_a": 1.0, "accuracy_b": 1.5, "separation": 2.0,
+        "candidate_noise": 1.5, "pair_noise": 1.5, "position_bias": 0.5, "limit": None,
+    },
+    "verifier": {
+        "source": "a guess", "accuracy_a": 1.0, "accuracy_b": 1.5, "separation": 0.3,
+        "candidate_noise": 0.25, "pair_noise": 0.2, "position_bias": 0.05, "limit": 1.0,
+    },
+}  # fmt: skip
 ALL = [ppt.pivot_tournament, ppt.round_robin, ppt.knockout, ppt.swiss, ppt.adaptive]
 each_tournament = pytest.mark.parametrize("tournament", ALL, ids=lambda f: f.__name__)
 
@@ -449,12 +459,12 @@ def test_adaptive_withstands_position_bias_better_than_pivots(bias):
     assert hits[ppt.adaptive] > hits[ppt.pivot_tournament] + 5
 
 
-@pytest.mark.parametrize("name", sorted(tournaments.PLACEHOLDERS))
+@pytest.mark.parametrize("name", sorted(PLACEHOLDERS))
 def test_adaptive_equals_pivots_with_fewer_comparisons(name):
     """A quick look at what analysis/tournaments.py measures: N = 20, k = 2; at most 0.7 of 57 comparisons."""
     right, spent, tasks = {"adaptive": 0, "pivot 2": 0}, {"adaptive": 0, "pivot 2": 0}, 400
     for task in range(tasks):
-        correct, table = tournaments.simulate(tournaments.PLACEHOLDERS[name], seed=1, task=task, size=20)
+        correct, table = tournaments.simulate(PLACEHOLDERS[name], seed=1, task=task, size=20)
         for method in right:
             pick, count = tournaments.played(method, 20, table, correct, f"1 {task}")
             right[method] += correct[pick]
@@ -467,12 +477,12 @@ def test_adaptive_equals_pivots_with_fewer_comparisons(name):
 
 
 def recorded(tasks, size, judge="critic"):
-    rows = [(task, *tournaments.simulate(tournaments.PLACEHOLDERS[judge], 3, task, size)) for task in range(tasks)]
+    rows = [(task, *tournaments.simulate(PLACEHOLDERS[judge], 3, task, size)) for task in range(tasks)]
     return [{"task": task, "correct": correct, "p": table} for task, correct, table in rows]
 
 
 def test_simulated_tasks_depend_on_seed_and_task_alone():
-    judge_ = tournaments.PLACEHOLDERS["critic"]
+    judge_ = PLACEHOLDERS["critic"]
     correct, table = tournaments.simulate(judge_, 0, 5, 8)
     assert tournaments.simulate(judge_, 0, 5, 8) == (correct, table)
     assert tournaments.simulate(judge_, 0, 6, 8)[1] != table != tournaments.simulate(judge_, 1, 5, 8)[1]
@@ -480,9 +490,9 @@ def test_simulated_tasks_depend_on_seed_and_task_alone():
     assert larger[0][:8] == correct and [row[:8] for row in larger[1][:8]] == table, "fewer are the first ones"
 
 
-@pytest.mark.parametrize("name", sorted(tournaments.PLACEHOLDERS))
+@pytest.mark.parametrize("name", sorted(PLACEHOLDERS))
 def test_fit_finds_the_judge_that_made_the_tables(name):
-    found, made_by = tournaments.fit(recorded(300, 16, name)), tournaments.PLACEHOLDERS[name]
+    found, made_by = tournaments.fit(recorded(300, 16, name)), PLACEHOLDERS[name]
     for field in set(made_by) - {"source", "limit"}:
         assert found[field] == pytest.approx(made_by[field], rel=0.15, abs=0.02), field
 
