@@ -35,17 +35,14 @@ from physworld import tiny
 from trainer import CriticGRPOTrainer
 
 CONTENDERS = {"ours": (CriticGRPOTrainer, False), "stock, checkpoints": (GRPOTrainer, True), "stock": (GRPOTrainer, False)}
-ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 12, 12]}
+CPU_TEXT = dict(zip(scaling_budget.NAMES, (512, 1536, 8, 8, 2))) | {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
+CPU_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 12, 12]}}
+CPU_VISION = {"hidden_size": 512, "intermediate_size": 1536, "depth": 8, "num_heads": 8, "out_hidden_size": 512}
 MODELS = {  # changes to 7B's text_config and vision_config
-    "cpu": (
-        {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8,
-         "num_key_value_heads": 2, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_parameters": ROPE},
-        {"hidden_size": 512, "intermediate_size": 1536, "depth": 8, "num_heads": 8, "out_hidden_size": 512,
-         "fullatt_block_indexes": [3, 7]},
-    ),
+    "cpu": (CPU_TEXT | CPU_ROPE, CPU_VISION | {"fullatt_block_indexes": [3, 7]}),
     "tiny": (scaling_budget.SMALL_TEXT, scaling_budget.SMALL_VISION | {"depth": 3, "fullatt_block_indexes": [2]}),
     "gpu": ({}, {}),
-}  # fmt: skip
+}
 
 
 def build_processor():
