@@ -67,14 +67,14 @@ def run_grid(points, out, repeats, kind="cpu", limit=None):
 
     What has not ended `limit` seconds from now is left to the next call.
     """
-    file, now, end = out / "rows.jsonl", code(), limit and time.monotonic() + limit
+    file, now, begun = out / "rows.jsonl", code(), time.monotonic()
     done = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
     found = {(tuple(row["point"]), row["part"]): row for row in done if row["code"] == now}
     todo = [(point, part) for point in points for part in PROCESSES[kind] if (point, part) not in found]
     for point, part in tqdm(todo, desc="points"):
         words = ["--point", *map(str, point), "--part", part, "--repeats", str(repeats)]
         words = [sys.executable, "-m", "analysis.bench_train_step", *words, *([] if kind == "cpu" else [f"--{kind}"])]
-        left = end and max(end - time.monotonic(), 0)
+        left = None if limit is None else max(limit + begun - time.monotonic(), 0)
         try:
             child = subprocess.run(words, cwd=headline.ROOT, stdout=subprocess.PIPE, text=True, timeout=left)
         except subprocess.TimeoutExpired:

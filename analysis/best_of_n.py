@@ -263,12 +263,11 @@ def named_paths(words):
     return {label: Path(path) for label, path in (word.split("=", 1) for word in words)}
 
 
-def curves(judges, made, out):
-    """(results, claim, lines, entries) of the curves of all judges; draws them."""
+def curves(judges):
+    """(results, claim, lines, entries) of the curves of all judges."""
     tested = next(iter(judges))
     gain = difference(*(select(judges[tested], n, TOURNAMENT) for n in (16, 1)))
-    results = {"tested": tested, "tournament": TOURNAMENT, "made": made, "points": points_of(judges), "duels": duels_of(judges)}
-    draw(results, out / "best_of_n.png")
+    results = {"tested": tested, "tournament": TOURNAMENT, "points": points_of(judges), "duels": duels_of(judges)}
     claim = (
         f"# Best of N\n\nClaim: {tested} as judge lifts accuracy from N = 1 to N = 16 by {gain['points']:.1f} "
         f"[{gain['low']:.1f}, {gain['high']:.1f}] points (paired, n {gain['n']})."
@@ -276,13 +275,13 @@ def curves(judges, made, out):
     return results, claim, table(results), {"best_of_16_gain": entry_of(gain)}
 
 
-def solved_once(judges, made, name):
-    """(results, claim, lines, entries) of ways to solve once against the first judge, which solves anew; `name`: the claim's."""
+def solved_once(judges, name):
+    """(results, claim, lines, entries) of ways to solve once against the first judge, which solves anew; claimed of `name`."""
     rows = {judge: select(picks, SIZE, TOURNAMENT) for judge, picks in judges.items()}
     first, *others = rows
     points = [point(judge, TOURNAMENT, SIZE, picks) for judge, picks in rows.items()]
     ways = {judge: compared(rows[judge], rows[first]) for judge in others}
-    results = {"size": SIZE, "tournament": TOURNAMENT, "made": made, "points": points, "ways": ways}
+    results = {"size": SIZE, "tournament": TOURNAMENT, "points": points, "ways": ways}
     cost = "{value:.2f} [{low:.2f}, {high:.2f}]".format(**ways[name][GENERATED])
     claim = f"# Solve once, judge many\n\nClaim: solving once costs {cost} of the generated tokens of solving anew each time."
     entries = {
@@ -303,10 +302,11 @@ def main(argv=None):
     if args.solved_once and args.solved_once not in list(paths)[1:]:
         parser.error(f"--solved_once must be one of {list(paths)[1:]}")
     judges = {judge: read_picks(path) for judge, path in paths.items()}
+    found, claim, lines, entries = solved_once(judges, args.solved_once) if args.solved_once else curves(judges)
     args.out.mkdir(parents=True, exist_ok=True)
-    made = copy_picks(paths, args.out)
-    found = solved_once(judges, made, args.solved_once) if args.solved_once else curves(judges, made, args.out)
-    results, claim, lines, entries = {"command": command} | found[0], *found[1:]
+    results = {"command": command, "made": copy_picks(paths, args.out)} | found
+    if not args.solved_once:
+        draw(results, args.out / "best_of_n.png")
     (args.out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     (args.out / "README.md").write_text(readme(claim, results, lines), encoding="utf-8")
     write_summary(args.out, entries, command)
