@@ -19,18 +19,18 @@ BEGIN, END = "<!-- results: python -m analysis.headline -->", "<!-- /results -->
 FIELDS = ("value", "low", "high", "n", "unit", "command", "record", "commit")
 RECORDS = "experiments/2026-11-30_"
 GROUPS = {  # title -> {record: {entry: label}}
-    "Judge accuracy": {f"{RECORDS}three_seeds": {
-        "stage2_judge_accuracy_base": "base", "stage2_judge_accuracy": "after both stages"}},
+    "Judge accuracy": {f"{RECORDS}three_seeds": {"stage2_judge_accuracy_base": "base", "stage2_judge_accuracy": "after stage 2"}},
     "The same runs": {f"{RECORDS}three_seeds": {
         "stage1_question_gain": "questions, stage 1 over the base", "ood_judge_accuracy": "judge, out of distribution (stage 2)",
         "stage2_order_consistency": "same verdict in both orders (stage 2)", "demo_minutes": "`make demo` after installation",
-        "coupling_chi2_stage1": "own answer and verdict coupled (stage 1)", "coupling_chi2_stage2": "the same (stage 2)"}},
-    "Ablations: judge accuracy, the full method against": {"experiments/tables": {
+        "coupling_chi2_stage1": "self-prediction and verdict coupled (stage 1)", "coupling_chi2_stage2": "the same (stage 2)"}},
+    "Ablations: judge accuracy, the full method minus": {"experiments/tables": {
         "two_stage_minus_mixed": "mixed training", "two_stage_minus_stage2_only": "stage 2 alone",
         "full_minus_no_self_reference": "no self-reference", "full_minus_no_r_sp": "no reward for the self-prediction",
         "full_minus_no_criteria": "no criteria in the prompt"}},
-    "Mechanism: verdicts that change when the own answer is": {f"{RECORDS}mechanism": {
-        "counterfactual_flip_rate": "another one", "counterfactual_paraphrase_rate": "the same in other words",
+    "Mechanism": {f"{RECORDS}mechanism": {
+        "counterfactual_flip_rate": "verdicts that change with another self-prediction",
+        "counterfactual_paraphrase_rate": "verdicts that change with the same one in other words",
         "calibration_error": "expected calibration error of p_first"}},
     "DPO: questions, against the policy, with pairs of": {f"{RECORDS}dpo": {
         "dpo_gain_critic_pairs": "the critic", "dpo_gain_verifier_pairs": "an answer verifier"}},
@@ -46,8 +46,8 @@ GROUPS = {  # title -> {record: {entry: label}}
         f"{RECORDS}verifier/cost": {"peer_cost_ratio": "prompt tokens computed, same tasks and server"}},
     "Judges that do not look, on balanced pairs": {f"{RECORDS}pair_balance": {
         "length_only_judge": "lengths", "position_only_judge": "positions", "source_only_judge": "sources"}},
-    "A training step, stock TRL's time over ours (prompt 2,048, completion 256, 8 x 8 frames)": {f"{RECORDS}bench": {
-        "step_speedup": "whole step", "step_fwd_bwd_speedup": "forward and backward",
+    "A training step against stock TRL's (prompt 2,048, completion 256, 8 x 8 frames)": {f"{RECORDS}bench": {
+        "step_speedup": "whole step, its time over ours", "step_fwd_bwd_speedup": "forward and backward",
         "step_memory_ratio": "peak memory, ours over its", "gradient_difference": "largest relative difference of gradients",
         "small_prompt_speedup": "whole step at prompt 256, completion 64, 4 x 4 frames"}},
     "Data": {
