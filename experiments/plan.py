@@ -60,12 +60,11 @@ def read_matrix(path, scale=None):
     scale = read_yaml(scale or matrix["scale"])
     configs = {name: read_yaml(stage["config"]) for name, stage in scale["stages"].items()}
     for name, run in matrix["runs"].items():
-        odd = set(run) - {"start", "stages"}
+        odd = set(run) - {"start", "stages", "table", "label", "paper"}
         unknown = [stage for stage, _ in map(stage_of, run["stages"]) if stage not in configs]
         if odd or unknown:
-            raise ValueError(
-                f"{path}: run {name}: {sorted(odd) or unknown} is unknown; fields are start and stages, stages {list(configs)}"
-            )
+            fields = "fields are start, stages, table, label and paper"
+            raise ValueError(f"{path}: run {name}: {sorted(odd) or unknown} is unknown; {fields}, stages {list(configs)}")
     return matrix, scale, configs
 
 

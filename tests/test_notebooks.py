@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from analysis import ablation_tables, best_of_n, coupling, notebooks
-from analysis.ablation_page import markdown
+from analysis.pages import markdown
 from tests.test_ablation_tables import write_results
 
 ROOT = notebooks.ROOT

@@ -1,0 +1,41 @@
+"""What the pages of all records share: an estimate as a cell, estimates in percent, tables in Markdown, a record's files."""
+
+import json
+
+from analysis.verifier_common import write_summary
+
+
+def cell(entry, style=".1f", times=100):
+    """An estimate with its interval as text, in percent unless `times` is 1; a dash where there is none.
+
+    >>> cell({"value": 0.5, "low": 0.4, "high": 0.6}), cell({"value": 4, "low": -1, "high": 9}, "+.1f", 1)
+    ('50.0 [40.0, 60.0]', '+4.0 [-1.0, +9.0]')
+    """
+    if entry["value"] is None:
+        return "-"
+    value, low, high = (f"{times * entry[key]:{style}}" for key in ("value", "low", "high"))
+    return f"{value} [{low}, {high}]"
+
+
+def times100(entry, unit=None):
+    """{"value", "low", "high", "n", "unit"} of an estimate in percent, or of a difference in points; no unit where none is given."""
+    made = {key: 100 * entry[key] for key in ("value", "low", "high")} | {"n": entry["n"]}
+    return made | ({"unit": unit} if unit else {})
+
+
+def markdown(cells):
+    """Cells of a table, its header first, as lines of Markdown.
+
+    >>> markdown([["", "n"], ["a", "1"]])
+    ['|  | n |', '|---|---|', '| a | 1 |']
+    """
+    head, *rows = ["| " + " | ".join(row) + " |" for row in cells]
+    return [head, "|---" * len(cells[0]) + "|", *rows]
+
+
+def write_record(out, lines, name, numbers, entries, command):
+    """A record's README.md (`lines`), `name` (every number, as JSON) and summary.json (`entries`: what it claims)."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (out / name).write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+    write_summary(out, entries, command)
