@@ -12,7 +12,7 @@ from analysis.bench_train_step import AXES, BASE, MAIN, SMALL
 from analysis.best_of_n import BASELINES
 from analysis.demo_report import CURVES, MODELS, SPLITS, smooth
 from analysis.dpo_table import KINDS
-from analysis.mechanism_page import TITLES
+from analysis.mechanism import TITLES
 from analysis.report_figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, bars, dots, lines
 
 KIND_COLOURS = [GREEN, BLUE, ORANGE, PURPLE, RED, GREY]  # of mechanism.FAILURES
