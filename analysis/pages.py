@@ -2,6 +2,7 @@
 
 import json
 
+from analysis.coupling import is_right, mean_gain, row_key
 from analysis.verifier_common import write_summary
 
 
@@ -18,9 +19,19 @@ def cell(entry, style=".1f", times=100):
 
 
 def times100(entry, unit=None):
-    """{"value", "low", "high", "n", "unit"} of an estimate in percent, or of a difference in points; no unit where none is given."""
+    """{"value", "low", "high", "n"} of an estimate in percent, or of a difference in points; with its "unit" where one is given."""
     made = {key: 100 * entry[key] for key in ("value", "low", "high")} | {"n": entry["n"]}
     return made | ({"unit": unit} if unit else {})
+
+
+def gain(after, before):
+    """{"value", "low", "high", "n"} in points: rows a seed, pooled over seeds, paired by row, resampled by question."""
+    gains = {}
+    for rows_after, rows_before in zip(after, before, strict=True):
+        earlier = {row_key(row): row for row in rows_before}
+        for row in rows_after:
+            gains.setdefault(row["cluster"], []).append(is_right(row) - is_right(earlier[row_key(row)]))
+    return times100(dict(zip(("value", "low", "high", "n"), mean_gain(gains))))
 
 
 def markdown(cells):

@@ -11,7 +11,7 @@ import statistics
 from analysis.bench_train_step import AXES, BASE, MAIN, SMALL
 from analysis.best_of_n import BASELINES
 from analysis.demo_report import CURVES, MODELS, SPLITS, smooth
-from analysis.dpo_table import KINDS
+from analysis.paper_tables import KINDS
 from analysis.mechanism import TITLES
 from analysis.report_figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, bars, dots, lines
 
