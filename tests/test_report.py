@@ -31,6 +31,23 @@ needs_browser = pytest.mark.skipif(not CHROMIUM, reason="no Chromium on this mac
 EXPERIMENTS = headline.ROOT / "experiments"
 HOSTILE = "<script>window.hacked = 'a'</script><img src=x onerror=\"window.hacked = 'b'\"> & \"quoted\" {{ 7 * 7 }} </article>"
 VOID = {"meta", "link", "img", "br", "input", "hr"}
+GROUPS = [  # what analysis/headline.py gathers, 12 groups of one to four results
+    {
+        "title": f"Group {i}",
+        "rows": [{"label": f"label {i}.{k}", "text": f"{i}{k}.4 [1{i}.3, 92.{k}] %", "n": 1000 * i + k} for k in range(1 + i % 4)],
+        "command": f"python -m analysis.command_{i}",
+        "record": f"experiments/record_{i}",
+    }
+    for i in range(12)
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def groups():
+    """The page's results, whatever is recorded."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(headline, "groups", lambda: GROUPS, raising=False)
+        yield
 
 # ----------------------------------------------------------------------------------------------------- which cases it shows
 
@@ -201,7 +218,7 @@ class Parsed(html.parser.HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
+def page(tmp_path_factory, groups):
     """The page that `make report` makes."""
     out = tmp_path_factory.mktemp("page") / "runs" / "report.html"
     report.main(["--out", str(out)])
@@ -211,11 +228,13 @@ def page(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def hostile_page(record):
-    """A page whose cases, and a section of which, hold hostile text."""
+    """A page whose cases and results, and a section of which, hold hostile text."""
     figure = sections.dots({HOSTILE[:25]: [("a", 1, 0, 2)]}, HOSTILE, HOSTILE, HOSTILE)
     section = {"id": "one", "title": HOSTILE, "source": "x", "text": [HOSTILE], "figures": [figure]}
     section["tables"] = [{"title": HOSTILE, "cells": [["", HOSTILE], [HOSTILE, HOSTILE]]}]
-    return report.render(report.summary(EXPERIMENTS / "headline.json"), [section], report.browser(record))
+    result = {"label": HOSTILE, "text": HOSTILE, "n": 1}
+    group = {"title": HOSTILE, "rows": [result] * 3, "command": HOSTILE, "record": HOSTILE}
+    return report.render([group], [section], report.browser(record))
 
 
 @pytest.mark.parametrize("which", ["page", "hostile_page"])
@@ -254,19 +273,22 @@ def test_hostile_text_is_text_wherever_it_stands(hostile_page):
     [(_, case)] = [found for found in parsed.having("article") if found[0]["data-kind"] == "unreadable"]
     assert case.count(HOSTILE) >= 4, "question, response, source, and what the critic wrote"
     assert "49" not in case and "(not readable)" in case
-    for tag in ("h2", "p", "caption", "figcaption"):
+    for tag in ("h2", "p", "caption", "figcaption", "summary", "td", "code"):
         assert any(HOSTILE in text for _, text in parsed.having(tag)), tag
-    assert any(found.get("aria-label") == HOSTILE for found, _ in parsed.having("svg"))
+    assert any(found.get("aria-label", "").startswith(HOSTILE) for found, _ in parsed.having("svg"))
 
 
-def test_the_results_are_those_of_the_readme(page):
-    readme, made = (headline.ROOT / "README.md").read_text(encoding="utf-8"), report.summary(EXPERIMENTS / "headline.json")
+def test_every_group_of_results_is_a_line_that_opens(page):
     parsed = Parsed(page)
-    for row in made["rows"]:
-        assert f"| {row['value']} | {row['n']} |" in readme
-        assert any(row["value"] == text for _, text in parsed.having("td")) and row["command"] in readme
-    assert len(made["rows"]) + len(made["missing"]) == len(headline.LABELS)
-    assert all(any(label in text for _, text in parsed.having("p")) for label in made["missing"])
+    found = parsed.having("details", **{"class": "group"})
+    assert len(found) == 12 and all("open" not in attributes for attributes, _ in parsed.having("details"))
+    lines = [text for _, text in parsed.having("summary")]
+    for group, (_, text), line in zip(GROUPS, found, lines):
+        assert group["title"] in line and all(row["label"] in line and row["text"] in line for row in group["rows"][:2])
+        assert (f"{len(group['rows']) - 2} more" in line) == (len(group["rows"]) > 2) and group["command"] not in line
+        for row in group["rows"]:
+            assert row["label"] in text and row["text"] in text and str(row["n"]) in text
+        assert group["command"] in text and group["record"] in text
 
 
 def test_the_committed_cases_are_many_of_every_suite_and_small():
@@ -405,7 +427,7 @@ def now(tab):
 
 @needs_browser
 def test_filter_step_and_return_by_the_address(page, visit):
-    tab = visit(page)
+    tab = visit(page, "#cases")
     total = len(report.browser(sections.record(EXPERIMENTS, "cases"))["cases"])
     first = now(tab)
     assert first.counter.startswith(f"Case 1 of {total}: ")
@@ -438,6 +460,7 @@ def test_arrows_within_a_list_a_bad_address_and_an_empty_choice(page, visit):
     tab = visit(page, "#case=no-such-case&suite=none")
     assert now(tab).counter.startswith("Case 1 of ") and tab.input_value("#suite") == ""
     before = now(tab)
+    tab.click("nav a[href='#mechanism']")  # unfolds it
     tab.focus("#mechanism .scroll >> nth=0")
     tab.keyboard.press("ArrowRight")
     assert now(tab) == before, "there it scrolls the wide table"
@@ -450,8 +473,24 @@ def test_arrows_within_a_list_a_bad_address_and_an_empty_choice(page, visit):
     tab.keyboard.press("ArrowRight")
     tab.select_option("#kind", "")
     assert now(tab).counter.startswith("Case ")
-    tab.click("nav a[href='#mechanism']")
-    assert now(tab), "a section's anchor is no case"
+    tab.click("nav a[href='#ablations']")
+    assert now(tab) and tab.is_visible("#ablations .figures"), "a section's anchor is no case, and unfolds it"
+
+
+@needs_browser
+def test_the_first_screen_holds_the_results_and_the_rest_unfolds(page, visit):
+    tab = visit(page)
+    lines = tab.locator(".group > summary")
+    assert lines.count() == 12 and lines.last.bounding_box()["y"] + lines.last.bounding_box()["height"] < 844
+    assert not tab.is_visible("#cases") and not tab.is_visible("#training") and not tab.is_visible(".group table")
+    tab.keyboard.press("ArrowRight")
+    assert tab.evaluate("location.hash") == "", "no case moves while they are folded"
+    lines.nth(3).click()
+    assert tab.is_visible(f"text={GROUPS[3]['command']}") and not tab.is_visible(f"text={GROUPS[2]['command']}")
+    tab.click("summary:has(#cases-title)")
+    assert now(tab).counter.startswith("Case 1 of ")
+    tab.emulate_media(media="print")
+    assert tab.is_visible("#mechanism") and tab.is_visible(f"text={GROUPS[2]['command']}"), "paper cannot be unfolded"
 
 
 @needs_browser
@@ -501,7 +540,7 @@ def contrast(*colours):
 
 @needs_browser
 def test_keyboard_focus_is_seen_print_shows_the_case_and_no_script_shows_all(page, visit):
-    tab = visit(page)
+    tab = visit(page, "#cases")
     tab.focus("#kind")
     tab.keyboard.press("Tab")
     assert tab.evaluate("document.activeElement.id") == "previous"
