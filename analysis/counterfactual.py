@@ -230,7 +230,8 @@ def models_of(args):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw, allow_abbrev=False)
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--models", nargs="+", metavar="NAME=PATH[,PATH]", help=f"names: {', '.join(TITLES)}")
     where.add_argument("--matrix", type=Path, help="results.jsonl of experiments/run.py: all seeds")

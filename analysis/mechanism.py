@@ -253,8 +253,9 @@ def coupling_table(results):
         chi2 = f"{statistics.mean(seeds):.1f} ({min(seeds):.1f} to {max(seeds):.1f})" if seeds else "-"
         cells = [f"{right} / {wrong}" for right, wrong in c["table"]]
         rows.append([TITLES[name], *cells, chi2, phi, PAPER_CHI2.get(name, "-")])
-    head = ["", "solved right: judged right / wrong", "solved wrong: right / wrong", "chi-square, mean of seeds (range)"]
-    return table("Coupling of self-prediction and judgement (order 12; counts of all seeds)", [*head, "phi", "paper's chi-square"], rows)
+    head = ["", "solved right: judged right / wrong", "solved wrong: right / wrong", "chi-square, mean of seeds (range)", "phi"]
+    title = "Coupling of self-prediction and judgement (order 12; counts of all seeds)"
+    return table(title, [*head, "paper's chi-square"], rows)
 
 
 def counterfactual_table(results):

@@ -19,7 +19,7 @@ def cell(entry, style=".1f", times=100):
 
 
 def times100(entry, unit=None):
-    """{"value", "low", "high", "n"} of an estimate in percent, or of a difference in points; with its "unit" where one is given."""
+    """{"value", "low", "high", "n"} of an estimate in percent or a difference in points; its "unit" too where one is given."""
     made = {key: 100 * entry[key] for key in ("value", "low", "high")} | {"n": entry["n"]}
     return made | ({"unit": unit} if unit else {})
 

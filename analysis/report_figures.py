@@ -1,8 +1,8 @@
 """The report's ways to draw: dots with intervals, lines with bands, stacked bars; each as SVG that goes into the page.
 
 Narrow enough for a phone. Black becomes the page's own text colour, so that a figure reads in light and in dark mode; the
-other colours stand out from both. Values are percent where an axis says so. `what` begins the text for who does not see the figure;
-its numbers follow by themselves.
+other colours stand out from both. Values are percent where an axis says so. `what` begins the text for who does not see the
+figure, and its numbers follow.
 """
 
 import html

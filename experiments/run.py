@@ -204,7 +204,8 @@ def summary(runs, rows):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw, allow_abbrev=False)
     parser.add_argument("matrix", help="YAML of runs, e.g. experiments/tables.yaml")
     parser.add_argument("--scale", help="YAML of the scale, instead of the matrix's own")
     parser.add_argument("--seeds", type=int, nargs="+", help="instead of the matrix's")
