@@ -43,7 +43,8 @@ def execute(notebook, environment=None):
         manager = client.create_kernel_manager()
         manager.kernel_spec_manager = KernelSpecManager(kernel_dirs=[])  # ipykernel's own: sys.executable
         manager.transport, manager.connection_file = "ipc", f"{folder}/kernel.json"
-        client.execute(env=os.environ | {"IPYTHONDIR": folder} | (environment or {}))
+        quiet = {"PYTHONWARNINGS": "ignore:IProgress not found"}  # tqdm, where `datasets` is imported: no widget is wanted
+        client.execute(env=os.environ | {"IPYTHONDIR": folder} | quiet | (environment or {}))
     notebook.metadata = nbformat.from_dict(METADATA)  # the kernel has put its version there
     return notebook
 
