@@ -59,9 +59,8 @@ def load(folder, names=tuple(TABLES), without=()):
     results = list({(row["run"], row["seed"]): row for row in read_rows(folder / "results.jsonl")}.values())
     starts = {(row["start"], row["weights"]) for row in results}
     if len(starts) > len({start for start, _ in starts}):
-        raise ValueError(
-            f"{folder}/results.jsonl holds runs of different weights {sorted(map(str, starts))}: run the matrix to its end"
-        )
+        odd = sorted(map(str, starts))
+        raise ValueError(f"{folder}/results.jsonl holds runs of different weights {odd}: run the matrix to its end")
     check_complete(folder, results, names, without)
     items, found = {}, {}
     for name in EVALUATIONS:
@@ -164,11 +163,9 @@ def difference(full, other, evaluation):
     by_cluster, means = gains(full, other, evaluation)
     value, low, high, n = mean_gain(by_cluster)
     each = [100 * statistics.mean(g) for g in by_cluster.values()]
-    return {
-        "points": 100 * value, "low": 100 * low, "high": 100 * high, "n": n, "clusters": len(each), "seeds": means,
-        "p": sign_flip_p(by_cluster), "sd": statistics.pstdev(each),
-        "sd_seeds": statistics.stdev(means) if len(means) > 1 else None,
-    }  # fmt: skip
+    made = {"points": 100 * value, "low": 100 * low, "high": 100 * high, "n": n, "clusters": len(each), "seeds": means}
+    made |= {"p": sign_flip_p(by_cluster), "sd": statistics.pstdev(each)}
+    return made | {"sd_seeds": statistics.stdev(means) if len(means) > 1 else None}
 
 
 def corrected(entries):
@@ -180,11 +177,6 @@ def corrected(entries):
         known = entry["sd_seeds"] is not None
         entry["seeds_to_decide"] = n_to_decide(entry["sd_seeds"], entry["points"], len(entries)) if known else None
     return entries
-
-
-def compare(found, evaluation):
-    """{run: difference of the full method to it}, corrected over all runs."""
-    return corrected({run: difference(found[FULL], rows, evaluation) for run, rows in found.items() if run != FULL})
 
 
 def by_share(found):
@@ -202,15 +194,15 @@ def decided(entry):
 
 def orderings(compared, paper):
     """The paper's orderings against its full method: what it prints, what we find, and the n that would decide."""
-    full, lines = paper["ablations"][PAPER_ROWS[FULL]], []
-    for evaluation, column in (("judge_test", 0), ("question_test", 1)):
-        for run, name in PAPER_ROWS.items():
-            if run != FULL:
-                lines.append(ordering(run, evaluation, full[column] - paper["ablations"][name][column], compared))
-    for run in [run for run in TABLES["alpha_sp"][1] if run != FULL]:
-        theirs = paper["alpha_sp"]["0.2"][0] - paper["alpha_sp"][run.removeprefix("alpha_sp_")][0]
-        lines.append(ordering(run, "judge_test", theirs, compared))
-    return lines
+    rows = {run: paper["ablations"][name] for run, name in PAPER_ROWS.items()}
+    sweep = {run: paper["alpha_sp"][label.removeprefix("alpha_sp ")] for run, label in TABLES["alpha_sp"][1].items()}
+    columns = [(rows, "judge_test", 0), (rows, "question_test", 1), (sweep, "judge_test", 0)]
+    return [
+        ordering(run, evaluation, table[FULL][column] - theirs[column], compared)
+        for table, evaluation, column in columns
+        for run, theirs in table.items()
+        if run != FULL
+    ]
 
 
 def ordering(run, evaluation, theirs, compared):
@@ -228,16 +220,18 @@ def ordering(run, evaluation, theirs, compared):
 def numbers_of(found, names, paper):
     """Everything that tables.json holds but how it was made: numbers, comparisons, orderings, tables, findings."""
     numbers = {run: {name: accuracy(by_seed, name) for name in EVALUATIONS} for run, by_seed in found.items()}
-    compared = {name: compare(found, name) for name in EVALUATIONS}
+    others = {run: by_seed for run, by_seed in found.items() if run != FULL}
+    compared = {
+        name: corrected({run: difference(found[FULL], rows, name) for run, rows in others.items()}) for name in EVALUATIONS
+    }
     lines = orderings(compared, paper)
     pages = {title: table(rows, numbers, compared, paper) for title, rows in map(TABLES.get, names)}
     if shares := by_share(found):
         pages[SHARES] = share_table(shares)
     pages["The paper's orderings"] = ordering_table(lines)
-    return {
-        "seeds": sorted(found[FULL]), "n": len(next(iter(found[FULL].values()))["judge_test"]), "numbers": numbers,
-        "full_minus": compared, "grpo_minus_supervised": shares, "orderings": lines, "findings": findings(lines), "tables": pages,
-    }  # fmt: skip
+    made = {"seeds": sorted(found[FULL]), "n": len(next(iter(found[FULL].values()))["judge_test"]), "numbers": numbers}
+    made |= {"full_minus": compared, "grpo_minus_supervised": shares}
+    return made | {"orderings": lines, "findings": findings(lines), "tables": pages}
 
 
 def left_out(names, without, seeds):

@@ -19,11 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from analysis.counterfactual import CONDITIONS, TITLES, UNCHANGED
-from analysis.coupling import coupling, estimate, first_shown, is_right, mean_gain, prefers_longer, read_rows
+from analysis.coupling import coupling, estimate, first_shown, is_right, mean_gain, read_rows
 from analysis.pages import cell, markdown, times100, write_record
 
-RESAMPLES, BINS = 2000, 10
-COVERAGES = (1.0, 0.9, 0.75, 0.5, 0.25)
+RESAMPLES, BINS, COVERAGES = 2000, 10, (1.0, 0.9, 0.75, 0.5, 0.25)
 FAILURES = (  # every judgement is in exactly one class
     "right",
     "solved wrong, judged right",
@@ -36,7 +35,7 @@ PAPER_CHI2 = {"stage1": "51.07", "full": "161.76"}
 
 
 def load(folder):
-    """{model: {condition: [row]}} with the seed in each row, {model: seconds that `own` took}, and how many pairs were judged."""
+    """{model: {condition: [row]}}, the seed in each row, {(model, condition): seconds}, and how many pairs were judged."""
     models, seconds, limits = {}, Counter(), set()
     for path in sorted(folder.glob("*_seed*")):
         name, seed = path.name.rsplit("_seed", 1)
@@ -48,7 +47,7 @@ def load(folder):
             rows = [row | {"seed": int(seed)} for row in read_rows(path / f"{condition}.jsonl", without="text")]
             models.setdefault(name, {}).setdefault(condition, []).extend(rows)
             limits.add(found["config"]["limit"])
-            seconds[name] += found["seconds"] if condition == "own" else 0
+            seconds[name, condition] += found["seconds"]
     if "full" not in models:
         raise ValueError(f"{folder} holds no judgements of `full`: it has {sorted(models)}; run analysis/counterfactual.py")
     if len(limits) > 1:
@@ -88,7 +87,8 @@ def coupled(rows):
     result = coupling(rows)
     result["chi2_seeds"] = [coupling(some)["chi2"] for some in grouped(rows, "seed").values()]
     if result["phi"] is not None:
-        own, right = (np.array(values, float) for values in zip(*((bool(r["prediction_correct"]), is_right(r)) for r in rows)))
+        own = np.array([bool(row["prediction_correct"]) for row in rows], float)  # (N,)
+        right = np.array([is_right(row) for row in rows], float)  # (N,)
         result |= interval(rows, lambda weights: weighted_phi(own, right, weights))
     return result
 
@@ -153,26 +153,25 @@ def failures(rows):
     return {s: {kind: estimate(some, lambda row: failure(row) == kind) for kind in FAILURES} for s, some in suites.items()}
 
 
-CUES = {  # cue -> (does the verdict take the response with the cue?, has the right response the cue?); None: no cue here
-    "shown first": (first_shown, lambda row: str(row["preference"]) == row["order"][0]),
-    "longer": (prefers_longer, lambda row: None if row["longer"] is None else row["preference"] == row["longer"]),
-    "written style": (
-        lambda row: None if None in (row["verdict"], row["written"]) else row["verdict"] == row["written"],
-        lambda row: None if row["written"] is None else row["preference"] == row["written"],
-    ),
-}
+def cue(name):
+    """Two questions to a row: does the verdict take the response with the cue, and has the right one it? None: no cue here."""
+    return (
+        lambda row: None if None in (row["verdict"], row[name]) else row["verdict"] == row[name],
+        lambda row: None if row[name] is None else row["preference"] == row[name],
+    )
+
+
+CUES = {"shown first": (first_shown, lambda row: str(row["preference"]) == row["order"][0])}
+CUES |= {"longer": cue("longer"), "written style": cue("written")}
 
 
 def biases(rows):
-    """{cue: share of verdicts for it, accuracy when the right response has it and when the wrong one has}."""
-    return {
-        cue: {
-            "share": estimate(rows, takes),
-            "agree": estimate([row for row in rows if has(row) is True], is_right),
-            "disagree": estimate([row for row in rows if has(row) is False], is_right),
-        }
-        for cue, (takes, has) in CUES.items()
-    }
+    """{cue: share of verdicts for it, accuracy when the right response has it (agree) and when the wrong one has (disagree)}."""
+    made, sides = {}, {"agree": True, "disagree": False}
+    for name, (takes, has) in CUES.items():
+        right = {side: estimate([row for row in rows if has(row) is truth], is_right) for side, truth in sides.items()}
+        made[name] = {"share": estimate(rows, takes)} | right
+    return made
 
 
 def cost(rows, seconds):
@@ -310,8 +309,8 @@ def calibration_table(results):
         if c["n"]:
             scores = [cell(c[key], ".3f", 1) for key in ("error", "brier")]
             shares = [f"accuracy of the surest {s['coverage']:.0%}" for s in c["selective"]]
-            read = f"{c['n']} ({c['unread']})"
-            rows.append([TITLES[name], *scores, f"{c['confidence']:.3f}", *map(cell, c["selective"]), read])
+            scores += [f"{c['confidence']:.3f}", *map(cell, c["selective"])]
+            rows.append([TITLES[name], *scores, f"{c['n']} ({c['unread']})"])
     return table("Calibration of p_first", ["", "calibration error", "Brier", "mean confidence", *shares, "n (unread)"], rows)
 
 
@@ -331,7 +330,7 @@ def main(argv=None):
         models, seconds, limit = load(args.rows)
     except ValueError as error:
         raise SystemExit(f"mechanism: {error}") from error
-    results = {name: analyse(conditions, seconds[name]) for name, conditions in models.items()}
+    results = {name: analyse(conditions, seconds[name, "own"]) for name, conditions in models.items()}
     judged = f"python -m analysis.counterfactual --out {args.rows} --limit {limit} --matrix experiments/tables/results.jsonl"
     command = judged + "; " + shlex.join(["python", "-m", "analysis.mechanism", str(args.rows), str(args.out)])
     about = "Percent with 95% intervals that resample questions; seeds pooled; both orders of each pair."

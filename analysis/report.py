@@ -5,7 +5,8 @@
 
 Reads experiments/ only: the groups of results (analysis/headline.py), which stand first; then, each to be unfolded, the cases
 of the newest record of analysis/cases.py, and sections on the newest record of each kind, made by analysis/report_sections.py
-and analysis/report_ablations.py. Foreign text is escaped by the template, and the page allows no script but its own and no request at all (Content-Security-Policy).
+and analysis/report_ablations.py. Foreign text is escaped by the template, and the page allows no script but its own and no
+request at all (Content-Security-Policy).
 """
 
 import argparse
