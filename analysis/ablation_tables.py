@@ -26,10 +26,8 @@ import numpy as np
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
-from analysis.ablation_page import (
-    ABSENT, EVALUATIONS, FULL, HOLDS, OPEN, OPTIONAL, PAPER, PAPER_ROWS, PLAN, REVERSED, SHARES, TABLES,
-    findings, latex, ordering_table, readme, share_table, table,
-)  # fmt: skip
+from analysis.ablation_page import ABSENT, HOLDS, OPEN, REVERSED, findings, latex, ordering_table, readme, share_table, table
+from analysis.ablation_page import EVALUATIONS, FULL, OPTIONAL, PAPER, PAPER_ROWS, PLAN, SHARES, TABLES
 from analysis.coupling import estimate, is_right, mean_gain, read_rows
 from analysis.pages import write_record
 from analysis.verifier_common import command_of

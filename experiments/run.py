@@ -25,13 +25,13 @@ import os
 import shlex
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pandas as pd
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -190,17 +190,14 @@ def dry_run(runs, scale, finished):
 
 
 def summary(runs, rows):
-    """Lines: a row per run, mean over its seeds of each evaluation's accuracy in percent, and the range over them."""
-    evaluations = list(runs[0].evaluations)
-    lines = [f"{'run':<20}{'seeds':>6}  " + "".join(f"{name:>22}" for name in evaluations)]
-    for name in dict.fromkeys(run.name for run in runs):
-        mine = [rows[run.id] for run in runs if run.name == name and run.id in rows]
-        cells = []
-        for evaluation in evaluations:
-            rates = [100 * row["evaluations"][evaluation]["metrics"]["accuracy"]["value"] for row in mine]
-            cells.append(f"{statistics.mean(rates):.1f} ({min(rates):.1f} - {max(rates):.1f})" if rates else "-")
-        lines.append(f"{name:<20}{len(mine):>6}  " + "".join(f"{cell:>22}" for cell in cells))
-    return lines
+    """A table as text: a row per run, mean over its seeds of each evaluation's accuracy in percent, and the range over them."""
+    found = [(run.name, rows[run.id]["evaluations"]) for run in runs if run.id in rows]
+    if not any(made for _, made in found):
+        return f"{len(found)} runs are there, none with an evaluation"
+    rates = pd.DataFrame({"run": name} | {e: 100 * made[e]["metrics"]["accuracy"]["value"] for e in made} for name, made in found)
+    by_run = rates.groupby("run", sort=False)
+    cells = by_run.agg(lambda values: f"{values.mean():.1f} ({values.min():.1f} - {values.max():.1f})")
+    return cells.assign(seeds=by_run.size()).to_string()
 
 
 def main(argv=None):
@@ -242,7 +239,7 @@ def main(argv=None):
             stream.write(json.dumps(row).encode() + b"\n")
             stream.flush()
             rows[row["id"]] = row
-    print("\n".join([*summary(runs, rows), *notes, *failures]))
+    print("\n".join([summary(runs, rows), *notes, *failures]))
     if failures:
         return 1
     if not args.only and "tables" in matrix:
