@@ -6,6 +6,7 @@ skipped without it; all others parse the page.
 
 import base64
 import hashlib
+import html
 import html.parser
 import json
 import re
@@ -40,6 +41,9 @@ GROUPS = [  # what analysis/headline.py gathers, 12 groups of one to four result
     }
     for i in range(12)
 ]
+RECORDED = getattr(headline, "groups", None)
+needs_groups = pytest.mark.skipif(RECORDED is None, reason="analysis/headline.py gathers no groups yet")
+RECORDED_PAGE = pytest.param("recorded_page", marks=needs_groups)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -227,6 +231,12 @@ def page(tmp_path_factory, groups):
 
 
 @pytest.fixture(scope="module")
+def recorded_page(record):
+    """A page with the results that are recorded."""
+    return report.render(RECORDED(), [], report.browser(record))
+
+
+@pytest.fixture(scope="module")
 def hostile_page(record):
     """A page whose cases and results, and a section of which, hold hostile text."""
     figure = sections.dots({HOSTILE[:25]: [("a", 1, 0, 2)]}, HOSTILE, HOSTILE, HOSTILE)
@@ -237,7 +247,7 @@ def hostile_page(record):
     return report.render([group], [section], report.browser(record))
 
 
-@pytest.mark.parametrize("which", ["page", "hostile_page"])
+@pytest.mark.parametrize("which", ["page", "hostile_page", RECORDED_PAGE])
 def test_the_page_is_sound_and_asks_for_nothing(which, request):
     text = request.getfixturevalue(which)
     parsed = Parsed(text)
@@ -289,6 +299,14 @@ def test_every_group_of_results_is_a_line_that_opens(page):
         for row in group["rows"]:
             assert row["label"] in text and row["text"] in text and str(row["n"]) in text
         assert group["command"] in text and group["record"] in text
+
+
+@needs_groups
+def test_the_recorded_results_are_those_of_the_readme(recorded_page):
+    readme, text = (headline.ROOT / "README.md").read_text(encoding="utf-8"), html.unescape(recorded_page)
+    for group in RECORDED():
+        assert group["title"] in text and group["command"] in text and all(row["text"] in text for row in group["rows"])
+        assert group["title"] in readme and all(row["text"] in readme for row in group["rows"])
 
 
 def test_the_committed_cases_are_many_of_every_suite_and_small():
@@ -478,10 +496,16 @@ def test_arrows_within_a_list_a_bad_address_and_an_empty_choice(page, visit):
 
 
 @needs_browser
-def test_the_first_screen_holds_the_results_and_the_rest_unfolds(page, visit):
+@pytest.mark.parametrize("which", ["page", RECORDED_PAGE])
+def test_the_first_screen_holds_all_groups_of_results(which, request, visit):
+    lines = visit(request.getfixturevalue(which)).locator(".group > summary")
+    assert lines.count() == 12 and lines.last.bounding_box()["y"] + lines.last.bounding_box()["height"] < 844
+
+
+@needs_browser
+def test_the_rest_unfolds(page, visit):
     tab = visit(page)
     lines = tab.locator(".group > summary")
-    assert lines.count() == 12 and lines.last.bounding_box()["y"] + lines.last.bounding_box()["height"] < 844
     assert not tab.is_visible("#cases") and not tab.is_visible("#training") and not tab.is_visible(".group table")
     tab.keyboard.press("ArrowRight")
     assert tab.evaluate("location.hash") == "", "no case moves while they are folded"
@@ -504,7 +528,7 @@ def test_hostile_text_is_shown_and_does_nothing(hostile_page, visit):
 
 
 @needs_browser
-@pytest.mark.parametrize("which", ["page", "hostile_page"])
+@pytest.mark.parametrize("which", ["page", "hostile_page", RECORDED_PAGE])
 def test_a_phone_shows_it_without_sideways_scrolling(which, request, visit):
     tab = visit(request.getfixturevalue(which), width=390)
     assert tab.evaluate("document.documentElement.scrollWidth") == 390
