@@ -1,6 +1,7 @@
-"""What the pages of all records share: an estimate as a cell, estimates in percent, tables in Markdown, a record's files."""
+"""What the pages of all records share: an estimate as a cell, in percent; tables in Markdown, written and read; the files."""
 
 import json
+import re
 
 from analysis.coupling import is_right, mean_gain, row_key
 from analysis.verifier_common import write_summary
@@ -42,6 +43,29 @@ def markdown(cells):
     """
     head, *rows = ["| " + " | ".join(row) + " |" for row in cells]
     return [head, "|---" * len(cells[0]) + "|", *rows]
+
+
+def markdown_tables(path):
+    """{heading (of level 2, or ""): [cells of each row of its first table, the header first]} of a record's page.
+
+    Backslashes and links stay as they are; a cell holds no "|".
+    """
+    tables = {}
+    for part in re.split("^## ", "\n" + path.read_text(encoding="utf-8"), flags=re.M):
+        title, _, body = part.partition("\n")
+        if table := re.search(r"(^\|.*\n?)+", body, flags=re.M):
+            rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[0].splitlines()]
+            tables[title] = [row for row in rows if not all(re.fullmatch(r":?-+:?", cell) for cell in row)]
+    return tables
+
+
+def table_of(page, start="", title=None):
+    """{"title", "cells"} of the first table whose heading begins so; raises ValueError naming the file."""
+    tables = markdown_tables(page)
+    for heading, cells in tables.items():
+        if heading.startswith(start):
+            return {"title": title or heading, "cells": cells}
+    raise ValueError(f"{page} has no table {start!r}: it has {sorted(tables)}")
 
 
 def write_record(out, lines, name, numbers, entries, command):

@@ -4,9 +4,9 @@
     python -m analysis.report --out runs/report.html
 
 Reads experiments/ only: the groups of results (analysis/headline.py), which stand first; then, each to be unfolded, the cases
-of the newest record of analysis/cases.py, and sections on the newest record of each kind, made by analysis/report_sections.py
-and analysis/report_ablations.py. Foreign text is escaped by the template, and the page allows no script but its own and no
-request at all (Content-Security-Policy).
+of the newest record of analysis/cases.py, and sections on the newest record of each kind, made by analysis/report_sections.py.
+Foreign text is escaped by the template, and the page allows no script but its own and no request at all (its
+Content-Security-Policy).
 """
 
 import argparse
@@ -19,8 +19,7 @@ from pathlib import Path
 import jinja2
 
 from analysis import headline
-from analysis.report_ablations import ablations
-from analysis.report_sections import bench, choosing, dpo, load, mechanism, record, training
+from analysis.report_sections import ablations, bench, choosing, dpo, load, mechanism, record, training
 from data import write_whole
 
 SECTIONS = (training, ablations, choosing, mechanism, dpo, bench)

@@ -1,17 +1,21 @@
 """The report's sections: figures and tables of each record under experiments/, for analysis/report.py.
 
 A section is {"id", "title", "source", "text": [paragraph], "figures": [...], "tables": [{"title", "cells"}]}. A record that is
-missing, or lacks a table, is an error that names it.
+missing, or lacks a table, is an error that names it; of the ablation matrix, which runs for hours, what is there is shown.
 """
 
 import json
-import re
 import statistics
 
+import yaml
+
+from analysis.ablation_page import EVALUATIONS, FULL, OPTIONAL, TABLES, paper_cell
 from analysis.bench_train_step import AXES, BASE, MAIN, SMALL
 from analysis.best_of_n import BASELINES
 from analysis.counterfactual import TITLES
+from analysis.coupling import read_rows
 from analysis.demo_report import CURVES, MODELS, SPLITS, smooth
+from analysis.pages import cell, table_of
 from analysis.paper_tables import KINDS
 from analysis.report_figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, bars, dots, lines
 
@@ -30,29 +34,6 @@ def record(experiments, name):
 def load(path):
     """The object in a JSON file."""
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-def markdown_tables(path):
-    """{heading (of level 2, or ""): [cells of each row of its first table, the header first]} of a record's page.
-
-    Backslashes and links stay as they are; a cell holds no "|".
-    """
-    tables = {}
-    for part in re.split("^## ", "\n" + path.read_text(encoding="utf-8"), flags=re.M):
-        title, _, body = part.partition("\n")
-        if table := re.search(r"(^\|.*\n?)+", body, flags=re.M):
-            rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[0].splitlines()]
-            tables[title] = [row for row in rows if not all(re.fullmatch(r":?-+:?", cell) for cell in row)]
-    return tables
-
-
-def table_of(page, start="", title=None):
-    """{"title", "cells"} of the first table whose heading begins so; raises ValueError naming the file."""
-    tables = markdown_tables(page)
-    for heading, cells in tables.items():
-        if heading.startswith(start):
-            return {"title": title or heading, "cells": cells}
-    raise ValueError(f"{page} has no table {start!r}: it has {sorted(tables)}")
 
 
 def share(name, entry):
@@ -86,15 +67,10 @@ def curve(logs, name, width=9):
 
 def accuracy_figure(found, split, title):
     """Accuracy of every model on a split, a dot a seed; `found`: summary.json's seeds."""
-    rows = {
-        label: [
-            share(f"{mode}s", demo[f"{model}_{mode}_{split}"]["accuracy"])
-            for mode in ("question", "judge")
-            for demo in found.values()
-            if f"{model}_{mode}_{split}" in demo
-        ]
-        for model, label in MODELS.items()
-    }
+    rows = {}
+    for model, label in MODELS.items():
+        results = [(mode, demo.get(f"{model}_{mode}_{split}")) for mode in ("question", "judge") for demo in found.values()]
+        rows[label] = [share(f"{mode}s", result["accuracy"]) for mode, result in results if result]
     caption = f"{title}. A dot is a seed, with its 95% interval over questions."
     return dots(rows, "accuracy, %", f"Accuracy in percent by model, {split} split, each seed.", caption)
 
@@ -118,6 +94,85 @@ def training(experiments):
     tables = [table_of(folder / "README.md", title) for title in SPLITS.values()]
     text = "Reward while training, and greedy accuracy before and after. Tables pool the seeds; intervals resample questions."
     return section("Learning curves", folder, [text], figures, tables)
+
+
+# ---------------------------------------------------------------------------------------------------------- ablations
+
+
+def matrix(experiments):
+    """({run: {seed: evaluations}}, the later row where one stands twice; [(run, seed) that the matrix still lacks])."""
+    plan, path = yaml.safe_load((experiments / "tables.yaml").read_text(encoding="utf-8")), experiments / "tables/results.jsonl"
+    found = {}
+    for row in sorted(read_rows(path) if path.is_file() else [], key=lambda row: row["seed"]):
+        found.setdefault(row["run"], {})[row["seed"]] = row["evaluations"]
+    wanted = [(run, s) for run, how in plan["runs"].items() for s in (plan["seeds"] if how["stages"] else plan["seeds"][:1])]
+    return found, [(run, seed) for run, seed in wanted if seed not in found.get(run, ()) and run not in OPTIONAL]
+
+
+def accuracies(found, run, evaluation):
+    """The accuracy of each seed of a run that is there."""
+    return [evaluations[evaluation]["metrics"]["accuracy"] for evaluations in found.get(run, {}).values()]
+
+
+def scaling(found):
+    """label -> [(share, mean, least, most)] of the judge's accuracy over seeds; two_stages is GRPO's 100%."""
+    points = {}
+    for label, stem in {"GRPO": "grpo", "supervised judge": "supervised"}.items():
+        for part in (10, 25, 50, 75, 100):
+            run = FULL if (stem, part) == ("grpo", 100) else f"{stem}_{part}"
+            if values := [100 * entry["value"] for entry in accuracies(found, run, "judge_test")]:
+                points.setdefault(label, []).append((part, *around(values)))
+    return points
+
+
+def ablation_cells(found, paper):
+    """Cells of what is there so far: every run, the paper's numbers, accuracy of each seed in percent."""
+    cells, shown = [["", "Paper", *EVALUATIONS.values(), "Seeds"]], set()
+    for run, label in [row for _, table in TABLES.values() for row in table.items()]:
+        if run in found.keys() - shown:  # the full method is in every table
+            values = ["; ".join(map(cell, accuracies(found, run, name))) for name in EVALUATIONS]
+            cells.append([label, paper_cell(run, label, paper), *values, str(len(found[run]))])
+            shown.add(run)
+    return cells
+
+
+def ablation_figure(title, table, found, missing):
+    """A figure of one table as far as it has run; None where it has no two rows to compare."""
+    series = {"question_test": "questions", "judge_test": "judges"}
+    drawn = {
+        label: [share(name, entry) for evaluation, name in series.items() for entry in accuracies(found, run, evaluation)]
+        for run, label in table.items()
+        if run in found
+    }
+    absent = [label for run, label in table.items() if run in {name for name, _ in missing}]
+    lack = f" Not there yet, or not every seed: {', '.join(absent)}." if absent else ""
+    if len(drawn) < 2:
+        return None
+    if title.startswith("Data") and len(points := scaling(found)) == 2:
+        what, caption = "Judge accuracy by share of the pairs:", f"{title}. Mean and range of the seeds.{lack}"
+        return lines(points, "share of the pairs, %", "judge accuracy, %", what, caption, ticks=[10, 25, 50, 75, 100])
+    caption = f"{title}. Test split; a dot is a seed, with its 95% interval over questions.{lack}"
+    return dots(drawn, "accuracy, %", f"Accuracy in percent. {title}.", caption)
+
+
+def ablations(experiments):
+    """Figures of the ablation matrix as far as it has run; the tables of analysis/ablation_tables.py where they are made."""
+    (found, missing), folder = matrix(experiments), experiments / "tables"
+    figures = [figure for title, table in TABLES.values() if (figure := ablation_figure(title, table, found, missing))]
+    text, tables, findings = [], [], []
+    if missing:
+        there = sum(map(len, found.values()))
+        named = dict.fromkeys(f"{run} (seed {seed})" if run in found else run for run, seed in missing)
+        text.append(f"The matrix is not complete: {there} runs are there, {len(missing)} are missing: {', '.join(named)}.")
+        text[0] += " python experiments/run.py experiments/tables.yaml runs them."
+    if (folder / "tables.json").is_file():
+        made = load(folder / "tables.json")
+        tables = [{"title": title, "cells": cells} for title, cells in made["tables"].items()]
+        findings, text = [line for line in made["findings"] if line], text + [made["left_out"]] * bool(made["left_out"])
+    elif found:
+        tables = [{"title": "So far, each seed", "cells": ablation_cells(found, load(experiments / "paper_numbers.json"))}]
+    text.append("The paper's numbers (7B) are of PhyCritic-Bench / CosmosReason1-Bench / VL-RewardBench; ours of the tiny model.")
+    return section("Ablations", folder, text, figures, tables) | {"findings": findings}
 
 
 # --------------------------------------------------------------------------------------- best of N, tournaments, solve once
@@ -213,12 +268,9 @@ def coupling_figure(own):
 def bias_figure(own):
     """Accuracy where the right response has a cue, and where the wrong one has it."""
     sides = {"agree": "right response has it", "disagree": "wrong response has it"}
-    rows = {
-        f"{TITLES[model]}: {cue}": [share(label, bias[side]) for side, label in sides.items()]
-        for model, found in own.items()
-        for cue, bias in found["biases"].items()
-        if all(bias[side]["n"] for side in sides)
-    }
+    found = {f"{TITLES[model]}: {cue}": bias for model, one in own.items() for cue, bias in one["biases"].items()}
+    found = {title: bias for title, bias in found.items() if all(bias[side]["n"] for side in sides)}
+    rows = {title: [share(label, bias[side]) for side, label in sides.items()] for title, bias in found.items()}
     caption = "Biases: accuracy where the right response has the cue, and where the wrong one has it; equal without a bias."
     return dots(rows, "accuracy, %", "Accuracy in percent by cue.", caption, limits=(-3, 103))
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import evaluate
-from analysis import cases, headline, report, report_ablations
+from analysis import cases, headline, pages, report
 from analysis import report_sections as sections
 from analysis.ablation_page import EVALUATIONS
 from analysis.mechanism import FAILURES
@@ -340,13 +340,13 @@ def write_rows(matrix, *rows):
 
 
 def test_a_matrix_that_has_not_run_says_what_is_missing(matrix):
-    made = report_ablations.ablations(matrix)
+    made = sections.ablations(matrix)
     assert made["figures"] == made["tables"] == [] and "0 runs are there" in made["text"][0] and "no_r_sp" in made["text"][0]
 
 
 def test_a_matrix_in_progress_shows_what_is_there(matrix):
     write_rows(matrix, run_row("base", 0, 0.5), run_row("two_stages", 0, 0.9), run_row("two_stages", 1, 0.875))
-    made = report_ablations.ablations(matrix)
+    made = sections.ablations(matrix)
     assert "3 runs are there" in made["text"][0] and "two_stages (seed 2)" in made["text"][0] and "base" not in made["text"][0]
     [strategy] = made["figures"]  # no other table has two rows
     assert "two stages: questions 90.0, questions 87.5" in strategy["alt"] and "reverse" not in strategy["alt"]
@@ -362,7 +362,7 @@ def test_a_whole_matrix_shows_its_tables_findings_and_scaling(matrix):
     write_rows(matrix, *(run_row(run, seed, 0.7) for run in plan["runs"] for seed in plan["seeds"]))
     made = {"tables": {"T": [["", "Paper"], ["base", "51.6"]]}, "findings": ["Hold: 1 of 2.", "", "- mixed"], "left_out": ""}
     (matrix / "tables" / "tables.json").write_text(json.dumps(made))
-    shown = report_ablations.ablations(matrix)
+    shown = sections.ablations(matrix)
     assert len(shown["text"]) == 1 and "missing" not in shown["text"][0] and shown["findings"] == ["Hold: 1 of 2.", "- mixed"]
     assert shown["tables"] == [{"title": "T", "cells": [["", "Paper"], ["base", "51.6"]]}]
     assert "GRPO 70 at 10, 70 at 100; supervised judge 70 at 10, 70 at 100" in shown["figures"][-1]["alt"]
@@ -387,7 +387,7 @@ def test_the_newest_record_counts_and_a_longer_name_is_another_record(tmp_path):
 def test_tables_are_read_from_a_records_page(tmp_path):
     text = "# T\n\n| | b |\n|---|---|\n| 1 | |\n\n## Two\n\nwords\n\n| c |\n|:-:|\n| 2 |\n\n| a second table |\n|---|\n"
     (tmp_path / "README.md").write_text(text)
-    assert sections.markdown_tables(tmp_path / "README.md") == {"": [["", "b"], ["1", ""]], "Two": [["c"], ["2"]]}
+    assert pages.markdown_tables(tmp_path / "README.md") == {"": [["", "b"], ["1", ""]], "Two": [["c"], ["2"]]}
 
 
 def test_a_figure_comes_out_the_same_twice_and_takes_the_pages_colour():
