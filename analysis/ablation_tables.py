@@ -101,11 +101,10 @@ def check_complete(folder, results, names, without):
 
 
 def rebuild(items, entry, where):
-    """The rows (id, order, suite, cluster, verdict_correct, prediction_correct) of an evaluation's outcomes."""
+    """The rows (id, order, suite, cluster, verdict_correct) of an evaluation's outcomes."""
     if not len(items) == len(entry["right"]) == len(entry["own"]):
         raise ValueError(f"{where}: {len(entry['right'])} outcomes of {len(items)} items; run it again")
-    marks = zip(items, entry["right"], entry["own"])
-    return [item | {"verdict_correct": r == "1", "prediction_correct": None if o == "-" else o == "1"} for item, r, o in marks]
+    return [item | {"verdict_correct": mark == "1"} for item, mark in zip(items, entry["right"])]
 
 
 def accuracy(by_seed, evaluation):
