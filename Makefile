@@ -2,7 +2,7 @@
 #   make demo     base -> stage 1 -> stage 2 -> evaluation -> runs/demo/report.md; meant for two cores, 20 minutes
 #   make test     all tests and doctests, on the CPU, without network; root without a Chromium gets Debian's first
 #   make report   one page of all that is recorded, with a browser of cases -> runs/report.html
-#   make notebooks   analysis/*.ipynb made from analysis/*_notebook.py and executed; a minute
+#   make notebooks   analysis/*_notebook.ipynb executed in place; a minute
 #   make bench    a training step against stock TRL's: time, memory, the same gradients; an hour
 #   make bench-gpu   the same with a 7B model's architecture on one GPU; eight minutes
 

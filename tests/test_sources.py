@@ -23,7 +23,7 @@ import official_scores
 import prompts
 import source_files
 import sources
-from analysis import judge_table
+from analysis import paper_tables
 from evaluate import Completion, EvaluateConfig
 from tests import tiny_critic
 from tests.fault_proxy import FaultProxy, reply
@@ -508,7 +508,7 @@ def test_a_server_judges_and_failed_calls_are_asked_again(tmp_path):
         second = evaluate.evaluate(served_config(proxy.url, tmp_path / "r.json"))
     assert second["finished"] and second["accuracy"]["n"] == 16 and second["prompt_tokens"] == 16 * 50
     with pytest.raises(ValueError, match="not finished"):
-        judge_table.tables({"r.json": first}, json.loads(judge_table.PAPER.read_text()))
+        paper_tables.judge_tables({"r.json": first}, json.loads(paper_tables.NUMBERS.read_text()))
 
 
 def test_the_verifier_judges(tmp_path):
@@ -587,12 +587,12 @@ def test_a_record_file_is_what_load_records_gives(tmp_path):
 
 
 def test_the_table_puts_ours_below_the_papers(monkeypatch, tmp_path):
-    paper = json.loads(judge_table.PAPER.read_text())
+    paper = json.loads(paper_tables.NUMBERS.read_text())
     results = {
         source: run(monkeypatch, tmp_path / f"{source}_{mode}.json", source, mode, CRITIQUE if mode == "judge" else "\\boxed{2}")
         for source, mode in (("phycritic_bench", "judge"), ("vl_rewardbench", "judge"), ("roboreward", "question"))
     }
-    text = "\n".join(judge_table.tables(results, paper))
+    text = "\n".join(paper_tables.judge_tables(results, paper))
     ours = next(line for line in text.splitlines() if line.startswith("| m (self_ref) (ours)"))
     cells = [cell.strip() for cell in ours.split("|")[1:-1]]
     assert cells[1].endswith("n=6") and cells[7].endswith("n=16")  # three pairs of agibot, eight in all, both orders
@@ -600,7 +600,7 @@ def test_the_table_puts_ours_below_the_papers(monkeypatch, tmp_path):
     assert "| PhyCritic (paper) | 78.8 | 65.5 | 86.7 | 65.6 | 57.4 | 60.0 | 68.0 | 69.0 | 57.3 | - |" in text
     assert "n=9 / " in next(line for line in text.splitlines() if line.startswith("| m (ours)"))  # mean absolute error
     with pytest.raises(ValueError, match="second result"):
-        judge_table.tables({"a": results["vl_rewardbench"], "b": results["vl_rewardbench"]}, paper)
+        paper_tables.judge_tables({"a": results["vl_rewardbench"], "b": results["vl_rewardbench"]}, paper)
 
 
 def test_scripts_run_on_a_real_model(tmp_path):
