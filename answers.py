@@ -1,0 +1,392 @@
+r"""Read an answer and compare it: the final answer of a completion, the option it means, whether it says the truth.
+
+Pure functions of strings. No text of any content or length raises or takes more than linear time.
+
+>>> extract_answer(r"I say \boxed{B}, no wait, \boxed{C}"), answers_match("C, not A", "C", {"A": "left", "C": "right"})
+('C', True)
+"""
+import functools
+import json
+import re
+
+from values import key, normal, plain, same_value, unlatex
+
+LONGEST_TAIL = 4000  # characters at the end of a completion in which an unboxed answer is sought
+
+# --- Boxes and tags -----------------------------------------------------------------------------------------------
+
+END_TOKEN = re.compile(r"<[|｜][^<>|｜\s]{1,40}[|｜]>|</?s>|<(?:eos|bos|pad|end_of_turn)>")
+BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\[{}]|[{}]")
+
+
+def completion_text(completion):
+    """The text of a completion, plain or conversational, without end tokens; "" for None."""
+    if isinstance(completion, list):  # [{"role": "assistant", "content": "..." or [{"type": "text", "text": "..."}]}]
+        completion = completion[-1].get("content") if completion else None
+    if isinstance(completion, list):
+        completion = "".join(part.get("text") or "" for part in completion)
+    return END_TOKEN.sub(" ", completion or "")
+
+
+def boxes(text):
+    """Contents of the outermost boxes in order, None for one that never closes; empty boxes (an echo) are left out."""
+    stack, found = [], []  # the stack holds a box, or None for a plain brace
+    for brace in BRACE.finditer(text):
+        if brace["box"]:
+            found.append([brace.end(), None])
+            stack.append(found[-1])
+        elif brace[0] == "{":
+            stack.append(None)
+        elif brace[0] == "}" and stack and (box := stack.pop()):
+            box[1] = brace.start()
+    contents, covered = [], 0
+    for start, end in found:
+        if start > covered:
+            contents.append(normal(text[start:end]).strip() if end is not None else None)
+            covered = end or covered
+    return [content for content in contents if content is None or plain(content)]
+
+
+def tagged(text, tag):
+    """Contents of every <tag>...</tag> in order; None for an opening tag that is not closed before the next one."""
+    parts = (part.partition(f"</{tag}>") for part in text.split(f"<{tag}>")[1:])
+    return [normal(inside).strip() if close else None for inside, close, _ in parts]
+
+
+# --- Yes and no ---------------------------------------------------------------------------------------------------
+
+POLARITY = re.compile(r"(yes|no|true|false)\b(?!['-])", re.I)
+IDIOM = re.compile(r"\bno (?:doubts?|problems?|questions?|worries|surprises?|wonder|matter|longer|more|less)\b", re.I)  # says neither
+NO_SUCH = re.compile(r"no (?:one|idea|way|clue|answer|evidence|information)\b", re.I)
+CONDITION = re.compile(r"""
+    (?<!\bas\ )(?<!\beven\ ) \bif\b                         # yes if it rolls; but not "even if it rolls"
+  | \b(?: unless | otherwise | assuming | depend\w* | provided\ that | in\ case | (?:as|so)\ long\ as | only\ when )\b
+  | (?:^\w+|,)\ provided\b""", re.I | re.VERBOSE)
+STANDALONE = re.compile(r"""
+    (?: ^ | [,;:.!?()—–\n-]\s*                              # a clause of its own
+      | \b(?: actually | wait | but | or | and | otherwise | rather | maybe | perhaps | probably | then | else | so | hence
+            | thus | say | think | answer\ is | sorry | correction | well | mean )\s+ )
+    (yes|no|true|false)\b(?!['-])
+    (?= \s*(?: $ | [,;:.!?()—–\n-]
+      | (?: otherwise | if | when | unless | because | since | it | they | he | she | this | that | the | wait | actually
+          | sorry | else | and | or | but )\b ))""", re.I | re.VERBOSE)
+TAKES_BACK = r"\b(?:actually|wait|scratch\ that|correction|on\ second\ thought|sorry|i\ mean|rather|hmm|well)\b[,:\ ]*"
+SUBJECT = r"(?:it|they|he|she|that|this|the\ \w+)\ "
+UNDONE = r"\b(?:scratch\ that|correction|on\ second\ thought)\W*$"
+DENIED = re.compile(rf"""
+    (?:{TAKES_BACK}|\b(?:or|maybe|perhaps)\ )(?:{SUBJECT})?(?:\w+\ )?(?: not\b | \w+n't\b | never\b | cannot\b )   # yes; actually it does not
+  | \bnot\ (?: really | sure | exactly | quite | certain | necessarily )\b | {UNDONE}""", re.I | re.VERBOSE)
+AFFIRMED = re.compile(rf"""
+    (?:{TAKES_BACK}|\bbut\ )(?:{SUBJECT})(?: does | do | did | is | are | was | were | will | would | can | could | has | had )\b(?!\ not|n't)
+  | \bnot\ (?: sure | certain )\b | {UNDONE}""", re.I | re.VERBOSE)
+
+
+def _means_yes(word):
+    return word.casefold() in ("yes", "true")
+
+
+def _opinions(text):
+    """The signs of all yes, no, true and false that stand for themselves: True, False or both."""
+    return {_means_yes(word) for word in STANDALONE.findall(IDIOM.sub(" ", text))}
+
+
+def _polarity(text):
+    """yes, no, true or false where a text begins with it and does not take it back or make it depend, else None.
+
+    >>> [_polarity(said) for said in ("yes, no problem", "no doubt: yes", "yes it does; actually no", "Yes if it rolls", "no one")]
+    ['yes', 'yes', None, None, None]
+    """
+    text = IDIOM.sub(" ", text).lstrip(" ,.;:!?-—–")
+    word = POLARITY.match(text)
+    if not word or NO_SUCH.match(text):
+        return None
+    yes = _means_yes(word[1])
+    first = BECAUSE.sub("", re.split(r"[.!?\n]\s", text, maxsplit=1)[0])
+    taken_back = (DENIED if yes else AFFIRMED).search(text) or CONDITION.search(first) or _opinions(text) - {yes}
+    return None if taken_back else word[1].casefold()
+
+
+def _hedged(text):
+    """Does a text begin with yes or no and then take it back?"""
+    return bool(POLARITY.match(text)) and not NO_SUCH.match(text) and not _polarity(text) and not IDIOM.match(text)
+
+
+# --- Which option is meant ----------------------------------------------------------------------------------------
+
+NOT_CJK = r"[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"  # a letter may follow Chinese without a space
+AUXILIARY = re.compile(r"\b(is|are|was|were|do|does|did|can|could|would|will|should|must|may|might|has|have)( \w+ly)? not\b", re.I)
+NEGATION = re.compile(r"""
+    \bnot\b | n't\b
+  | \b(?: cannot | never | neither | nor | rather\ than | instead\ of | except | excluding | other\ than | unlike | anything\ but | all\ but )\b
+  | \brul\w+\ out\b | \b(?: eliminat | exclud | reject | discard | dismiss )\w*
+  | \b(?: is | are | was | were | looks? | seems? )\ (?:\w+ly\ )?(?: wrong | incorrect | false | out | impossible | invalid )\b""", re.I | re.VERBOSE)
+CLAUSE = re.compile(r"""
+    [,;:!?()\[\]\n—–]+ | \.(?![0-9])
+  | (?<!anything\ )(?<!\ball\ )\bbut\b
+  | \b(?: so | hence | thus | therefore | then )\b
+  | (?=\bnot\b) | (?=\b(?: rather\ than | instead\ of )\b)          # a clause begins with it""", re.I | re.VERBOSE)
+AS_IT_IS = re.compile(r"(?!)")
+BECAUSE = re.compile(r"""
+    (?<=.)[,;(]*\ ?\b(?: because | since | as | due\ to | given\ that )\b.*
+  | (?<=.)[,;(]\ ?(?: while | whereas )\b.*""", re.I | re.VERBOSE)
+LEAD_IN = re.compile(r"""^(?:
+    (?: so | thus | hence | therefore | then | maybe | perhaps | probably | and
+      | it'?s | it\ is | it\ must\ be | that\ is | that's
+      | i\ (?:would\ )?(?: think | believe | guess | choose | pick | select | say )
+      | (?:(?:my|the)\ )?(?:(?:final|correct|best|right)\ )* (?:answer|option|choice|letter) (?:\ is|\ must\ be|\ should\ be|\ would\ be|:)? )
+    (?![\w'])[\ ,:]* )+""", re.I | re.VERBOSE)
+OPTION_NAME = re.compile(r"^[a-z] ?= ?", re.I)  # x = B
+NOT_ARTICLE = ("is|or|and|because|since|as|but|not|isn't|rather|instead|was|only|fits|seems|looks|matches|works|would|does|doesn't|cannot|can't"
+               "|the|nor|over")
+NOT_PRONOUN = "is|or|and|because|since|but|not|isn't|only|nor|fits|matches"
+DOUBT = re.compile(r"""
+    ^(?: or | and | no | wait | actually | but | maybe | perhaps | possibly | alternatively | hmm | also | either | unsure | not\ sure )\b
+  | \b(?: also | as\ well | equally | either | maybe | perhaps | possibly | instead )\b
+  | \btoo\W*$ | \bor\ (?:option\ )?[A-J]\b""", re.I | re.VERBOSE)
+IS_RIGHT = re.compile(r"^(.{1,200}?) (?:is|must be|should be|would be|seems|looks) (?:the )?(?:correct|right|best|true)?(?: (?:answer|option|choice|one))?$", re.I)
+
+
+def read_options(options):
+    """Options as {letter: text} or None, from a dict, its JSON text, or a dict with absent letters as None (Arrow).
+
+    >>> read_options('{"A": "left", "B": null}')
+    {'A': 'left'}
+    """
+    if isinstance(options, str):
+        try:
+            options = json.loads(options or "null")
+        except json.JSONDecodeError:
+            pass  # named below
+    if options and not isinstance(options, dict):
+        raise ValueError(f'options are {options!r}: write them as {{"A": "...", "B": "..."}}')
+    return {str(key): str(text) for key, text in options.items() if text is not None} or None if options else None
+
+
+@functools.lru_cache(maxsize=512)
+def _patterns(keys):
+    """(mention, dressed, listed, labelled): regular expressions for the letters of one set of options."""
+    spelled = "|".join(re.escape(key) for key in sorted(keys, key=len, reverse=True))
+    single = "".join(re.escape(key) for key in keys if len(key) == 1) or "\0"
+    later = {"A": rf"(?! (?!(?:{NOT_ARTICLE})\b)[a-z])", "I": rf"(?! (?!(?:{NOT_PRONOUN})\b)[a-z])"}
+    mention = "|".join(re.escape(key.upper()) + later.get(key.upper(), "") for key in keys)
+    return (re.compile(rf"(?<!{NOT_CJK})(?<![-'])(?:{mention})(?![A-Za-z0-9_'])(?!-[A-Za-z0-9])"),
+            re.compile(rf"[\[(<] ?({spelled}) ?[\])>]", re.I),
+            re.compile(rf"\b[{single}](?: ?, ?[{single}]\b)* ?,? ?\b(?:or|and|nor)\b [{single}]\b"),
+            re.compile(rf"({spelled})( ?[.:),=\-–—]+ ?| )(\S.*)", re.I))
+
+
+def _naming(phrase, options):
+    """Keys of the options that a plain phrase names by letter or by text, the phrase being nothing else."""
+    letter = phrase.rstrip("!")
+    letters = {key for key in options if key == letter} or {key for key in options if key.casefold() == letter.casefold()}
+    texts = {key: plain(text) for key, text in options.items() if plain(text)}
+    polarity = _polarity(phrase)
+    return (letters or {key for key, text in texts.items() if text == phrase}
+            or {key for key, text in texts.items() if same_value(phrase, text) or text.casefold() == polarity})
+
+
+def _one_text(keys, options):
+    return len({key(plain(options[letter])) for letter in keys}) == 1
+
+
+def _words(text):
+    return " " + " ".join(re.findall(r"\w+", key(text))) + " "
+
+
+def _stated(phrase, options):
+    """Keys of the options that a phrase states and says nothing else ("So it must be (B)", "B is correct"), or none."""
+    if len(phrase) > 400:
+        return set()
+    phrase = plain(re.sub(r"^[\s#>•-]+", "", phrase))
+    for dress in (AS_IT_IS, LEAD_IN):
+        phrase = plain(dress.sub("", phrase, count=1))
+        if named := _naming(phrase, options):
+            return named
+        if (label := _patterns(tuple(options))[3].fullmatch(phrase)) and _naming(plain(label[3]), options):  # B. the red cup
+            return _naming(label[1], options) & _naming(plain(label[3]), options)
+        if (right := IS_RIGHT.match(phrase)) and (named := _naming(plain(right[1]), options)):
+            return named
+    return set()
+
+
+def _lead(text, options):
+    """Keys of the option that a text states first and then only explains, whatever letters the explanation holds; else none."""
+    line, _, rest = text.strip().partition("\n")
+    stated = _stated(line, options)
+    if not stated and (label := _patterns(tuple(options))[3].match(plain(line[:400]))):
+        letter, mark, said = label.groups()
+        inline = "".join(mark.split()) and (mark.startswith(" ") or mark[0] in ".:)—–")
+        if inline and len(said.split()) > 2 and not _stated(BECAUSE.sub("", said), options) and not DOUBT.search(said.partition(". ")[0]):
+            stated, rest = _naming(letter, options), line[line.find(said[:20]):] + "\n" + rest
+    if not stated or not rest.strip():
+        return set()
+    last = [sentence for sentence in SENTENCE_END.split(rest) if sentence.strip()][-1:]
+    doubtful = DOUBT.match(rest.strip()) or RETRACTION.search(rest) or CUE.search(rest) or any(
+        _stated(said, options) - stated for said in (*last, rest.strip().partition("\n")[0]))
+    return set() if doubtful else stated
+
+
+def _chosen(phrase, options):
+    """Keys of the options that a phrase settles on: a set, empty for a hedge, a negation or a contradiction (letter
+    against text), None where no option is mentioned. More than one key only where these options have one text."""
+    if "\n" in phrase.strip() and (lead := _lead(phrase[:LONGEST_TAIL], options)):
+        return lead if _one_text(lead, options) else set()
+    phrase = plain(phrase)
+    mention, dressed, listed, labelled = _patterns(tuple(options))
+    for dress in (AS_IT_IS, LEAD_IN, OPTION_NAME, BECAUSE):
+        phrase = plain(dress.sub("", phrase, count=1))
+        if named := _naming(phrase, options):
+            return named if _one_text(named, options) else set()
+        if _hedged(phrase):
+            return set()
+    phrase = dressed.sub(lambda found: found[1].upper(), phrase)
+    if (label := labelled.fullmatch(phrase)) and (label[2] != " " or label[1].isupper()):
+        letter, (_, mark, rest) = _naming(label[1], options), label.groups()
+        if texts := _naming(plain(rest), options):
+            return letter & texts
+        if lead := _lead(phrase, options):
+            return lead
+        phrase = label[1].upper() + mark + rest
+    phrase = listed.sub(lambda found: found[0].replace(",", " "), AUXILIARY.sub(r"\1n't", phrase))
+    return _affirmed(phrase, options, mention)
+
+
+def _affirmed(phrase, options, mention):
+    """The options named in the clauses of a phrase that are not negated, as _chosen returns them."""
+    upper, named, mentioned = {key.upper(): key for key in options}, set(), False
+    for clause in filter(str.strip, CLAUSE.split(phrase)):
+        letters = {upper[letter] for letter in mention.findall(clause)}
+        negated = NEGATION.search(clause)
+        texts = _naming(plain(LEAD_IN.sub("", clause.strip(), count=1)), options) if not negated and len(clause) < 200 else set()
+        if letters and not texts:  # "the red cup (C)"
+            within = {key for key, text in options.items() if len(_words(text)) > 4 and _words(text) in _words(clause)}
+            texts = within if not letters & within else set()
+        mentioned = mentioned or bool(letters or texts)
+        named |= set() if negated else letters | texts
+    if not mentioned:
+        return None
+    return named if len(named) == 1 else set()
+
+
+# --- Answers ------------------------------------------------------------------------------------------------------
+
+CUE = re.compile(r"""
+    (?<!other\ )(?<!wrong\ )(?<!incorrect\ )\b(?:answer|option|choice)(?:\ to\ (?:the|this|that)\ question)?[*_ ]*
+    (?: : | = | (?: is | was | (?: must | should | would | could | can | may | might | will | has\ to | seems\ to | appears\ to )\ be )\b(?!['’]) )
+    [:*_ \n]*""", re.I | re.VERBOSE)
+RETRACTION = re.compile(r"""
+    (?: ^ | [.!?,;:—–\n-]\s* | \b(?:no|but|oh|hmm|or)\s+ )         # "the cup actually moves" takes nothing back
+    (?: wait | actually | scratch\ that | correction | on\ second\ thought )\b[,:. ]*""", re.I | re.VERBOSE)
+SENTENCE_END = re.compile(r"\n|(?<!\b[A-Za-z])[.!?。](?=\s)")
+
+
+def extract_answer(text, options=None):
+    r"""The final answer of a completion, or None: the last box after </think> (of the whole text where none closes),
+    else the last <answer>, else what follows the last cue ("the answer is"), else an option stated first and explained
+    afterwards, else the end of the last line. A last box or tag that never closes is no answer, and no earlier one
+    stands in for it.
+
+    >>> extract_answer(r"\boxed{B} no wait, \boxed{\frac{3}{7}}")
+    '\\frac{3}{7}'
+    >>> extract_answer("B\n\nExplanation: block A is too heavy", {"A": "left", "B": "right"})
+    'B'
+    >>> extract_answer(r"<think> maybe \boxed{C} </think> I am not sure.", {"C": "the ramp"}) is None
+    True
+    """
+    options, final = read_options(options), completion_text(text).rpartition("</think>")[2]
+    if BOX.search(final):
+        return (boxes(final) or [None])[-1]
+    if "<answer>" in final:
+        return tagged(final, "answer")[-1] or None
+    if "<think>" in final:  # thinking that was cut off has said nothing final
+        return None
+    tail = unlatex(final[-LONGEST_TAIL:]).replace("**", "").replace("`", "").strip()
+    return _said_option(tail.replace("*", ""), options) if options else _said_value(tail)
+
+
+def _said_option(tail, options):
+    """The option stated after the last cue or retraction that states one, else the one stated first and then explained,
+    else by the last, else the first sentence."""
+    tail = _without_echo(tail, options)
+    lead = _lead(tail, options)
+    starts = sorted(found.end() for pattern in (CUE, RETRACTION) for found in pattern.finditer(tail))[-8:]
+    sentences = [sentence for sentence in SENTENCE_END.split(tail) if sentence.strip()] or [""]
+    first = sentences[0] if _naming(plain(re.split(r"[.):]\s", sentences[0] + " ")[0]), options) else ""
+    said_after = [SENTENCE_END.split(tail[start:].lstrip(), maxsplit=1)[0] for start in reversed(starts)]
+    for said in said_after + ([] if lead else [sentences[-1], first]):
+        chosen = _chosen(said, options)
+        if chosen is not None:
+            return min(chosen) if len(chosen) == 1 else said.strip() if chosen else None
+    return min(lead) if lead else None
+
+
+def _without_echo(tail, options):
+    """A completion's text without the list of options that it repeats ("A. the left drawer", a line each)."""
+    label = _patterns(tuple(options))[3]
+    own = {line: found[1] for line in tail.split("\n") if len(line) < 400 and (found := label.fullmatch(plain(line)))
+           and key(plain(options.get(found[1], ""))) == key(plain(found[3]))}
+    return "\n".join(line for line in tail.split("\n") if line not in own) if len(set(own.values())) > 1 else tail
+
+
+def _said_value(tail):
+    """What follows the last cue, else the last colon of the last line, else the sentence that begins with yes or no,
+    else the last sentence."""
+    if cues := list(CUE.finditer(tail)):
+        said = BECAUSE.sub("", SENTENCE_END.split(tail[cues[-1].end():].lstrip(), maxsplit=1)[0])
+        return said.strip() or None
+    if _polarity(tail) or _hedged(tail):
+        return tail
+    line = tail.rpartition("\n")[2]
+    if len(_opinions(line)) > 1 or _opinions(line) and CONDITION.search(line):
+        return line  # it falls, so yes; or rather no
+    if closing := re.search(r"[,;—] ?(?:(?:so|hence|thus) )?(yes|no|true|false)[.!]*$", line, re.I):
+        return closing[1]
+    said = re.split(r":\s", line)[-1]
+    return (said if said != line else re.split(r"(?<=[.!?])\s", line)[-1]).strip() or None
+
+
+def answers_match(prediction, answer, options=None):
+    r"""Does a prediction (None: no answer) say the ground truth, given as an option's letter, its text, or a value?
+
+    Letters and texts are read through the options; a hedge, a negation, a condition or a letter that contradicts its
+    text never matches. Numbers are compared exactly, units by dimension and factor, formulas as formulas.py says:
+    exactly, letters standing for real numbers; tuples and intervals with their brackets, sets in any order.
+
+    >>> answers_match(r"\textbf{(C)}", "C", {"B": "the cup", "C": "the ramp"}), answers_match("0.35 m", "35 cm")
+    (True, True)
+    >>> answers_match("A or C", "C", {"A": "the cup", "C": "the ramp"}), answers_match("50", "50%")
+    (False, False)
+    """
+    if not prediction or not answer:
+        return False
+    options = read_options(options) or (dict.fromkeys("ABCDEFGHIJ", "") if re.fullmatch("[A-J]", plain(answer)) else None)
+    if options:
+        said, truth = _chosen(prediction, options), _chosen(answer, options)
+        return bool(said and truth and said & truth)
+    said, truth = plain(prediction), plain(answer)
+    if not said or not truth:
+        return False
+    if {said.casefold(), truth.casefold()} & {"yes", "no", "true", "false"} and _polarity(said):
+        return _polarity(said) == _polarity(truth)
+    return same_value(said, truth) or same_value(plain(LEAD_IN.sub("", said)), truth)
+
+
+def check_answer(answer, options=None):
+    """Raise ValueError where a ground truth cannot be read: the loader's check, so that it never becomes a reward.
+
+    >>> check_answer("E", {"A": "left", "B": "right"})
+    Traceback (most recent call last):
+    ValueError: answer 'E' names none of the options ['A', 'B']: write one letter or the text of one option
+    """
+    options = read_options(options)
+    if not isinstance(answer, str):
+        raise ValueError(f"answer {answer!r} is no text: write it as a string")
+    if not plain(answer):
+        raise ValueError(f"answer {answer!r} is empty: give the record's answer, or drop the record")
+    if options is None and re.fullmatch(r"[A-Z]", plain(answer)):
+        raise ValueError(f"answer {answer!r} is a letter without options: give the options, or the answer in words")
+    if options and not _chosen(answer, options):
+        raise ValueError(f"answer {answer!r} names none of the options {list(options)}: write one letter or the text of one option")
+    if options and len(_chosen(answer, options)) > 1:
+        raise ValueError(f"answer {answer!r} is the text of several options: write the letter that is meant")
