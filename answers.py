@@ -64,11 +64,11 @@ CONDITION = re.compile(r"""
   | \b(?: unless | otherwise | assuming | depend\w* | provided\ that | in\ case | (?:as|so)\ long\ as | only\ when )\b
   | (?:^\w+|,)\ provided\b""", re.I | re.VERBOSE)
 STANDALONE = re.compile(r"""
-    (?: ^ | [,;:.!?()—–\n-]\s*                              # a clause of its own
+    (?: ^ | [,;:.!?()/—–\n-]\s*                             # a clause of its own
       | \b(?: actually | wait | but | or | and | otherwise | rather | maybe | perhaps | probably | then | else | so | hence
             | thus | say | think | answer\ is | sorry | correction | well | mean )\s+ )
     (yes|no|true|false)\b(?!['-])
-    (?= \s*(?: $ | [,;:.!?()—–\n-]
+    (?= \s*(?: $ | [,;:.!?()/—–\n-]
       | (?: otherwise | if | when | unless | because | since | it | they | he | she | this | that | the | wait | actually
           | sorry | else | and | or | but )\b ))""", re.I | re.VERBOSE)
 TAKES_BACK = r"\b(?:actually|wait|scratch\ that|correction|on\ second\ thought|sorry|i\ mean|rather|hmm|well)\b[,:\ ]*"
@@ -186,6 +186,12 @@ def _naming(phrase, options):
             or {key for key, text in texts.items() if same_value(phrase, text) or text.casefold() == polarity})
 
 
+def _wavers(phrase, options):
+    """Does a phrase say both yes and no, where these are the options, or make one depend on something?"""
+    spoken = any(POLARITY.fullmatch(plain(text)) for text in options.values())
+    return spoken and (_hedged(phrase) or len(_opinions(phrase)) > 1)
+
+
 def _one_text(keys, options):
     return len({key(plain(options[letter])) for letter in keys}) == 1
 
@@ -212,19 +218,32 @@ def _stated(phrase, options):
 
 def _lead(text, options):
     """Keys of the option that a text states first and then only explains, whatever letters the explanation holds; else none."""
-    line, _, rest = text.strip().partition("\n")
-    stated = _stated(line, options)
-    if not stated and (label := _patterns(tuple(options))[3].match(plain(line[:400]))):
-        letter, mark, said = label.groups()
-        inline = "".join(mark.split()) and (mark.startswith(" ") or mark[0] in ".:)—–")
-        if inline and len(said.split()) > 2 and not _stated(BECAUSE.sub("", said), options) and not DOUBT.search(said.partition(". ")[0]):
-            stated, rest = _naming(letter, options), line[line.find(said[:20]):] + "\n" + rest
-    if not stated or not rest.strip():
-        return set()
-    last = [sentence for sentence in SENTENCE_END.split(rest) if sentence.strip()][-1:]
-    doubtful = DOUBT.match(rest.strip()) or RETRACTION.search(rest) or CUE.search(rest) or any(
-        _stated(said, options) - stated for said in (*last, rest.strip().partition("\n")[0]))
-    return set() if doubtful else stated
+    line, _, after = text.strip().partition("\n")
+    sentence = SENTENCE_END.split(line, maxsplit=1)[0]
+    stated, rest = _stated(BECAUSE.sub("", sentence), options), line[len(sentence) + 1:] + "\n" + after
+    if not stated:
+        stated, said = _labelled_lead(sentence, options)
+        rest = said + rest
+    return set() if not stated or not rest.strip() or _doubted(stated, rest, options) else stated
+
+
+def _labelled_lead(sentence, options):
+    """(keys, explanation) of "B: A is too heavy", "(B) A is ..." and "B (A is ...)"; no keys where the rest is another answer."""
+    label = _patterns(tuple(options))[3].match(plain(sentence[:400]).lstrip("([<"))
+    if not label:
+        return set(), ""
+    letter, mark, said = label.groups()
+    apart = mark[0] in ".:)—–" or mark.strip() and mark[0] == mark[-1] == " " or said.startswith("(")
+    explains = len(said.split()) > 2 and not _stated(BECAUSE.sub("", said), options) and not DOUBT.search(said.lstrip("(").partition(". ")[0])
+    return (_naming(letter, options), said) if apart and explains else (set(), "")
+
+
+def _doubted(stated, rest, options):
+    """Does what follows a stated answer take it back or state another one?"""
+    rest = rest.strip()
+    sentences = [sentence for sentence in SENTENCE_END.split(rest) if sentence.strip()]
+    others = [rest.partition("\n")[0], *sentences[-1:], *(SENTENCE_END.split(rest[cue.end():].lstrip(), maxsplit=1)[0] for cue in CUE.finditer(rest))]
+    return bool(DOUBT.match(rest) or RETRACTION.search(rest) or any(_stated(BECAUSE.sub("", said), options) - stated for said in others[:8]))
 
 
 def _chosen(phrase, options):
@@ -238,7 +257,7 @@ def _chosen(phrase, options):
         phrase = plain(dress.sub("", phrase, count=1))
         if named := _naming(phrase, options):
             return named if _one_text(named, options) else set()
-        if _hedged(phrase):
+        if _wavers(phrase, options):
             return set()
     phrase = dressed.sub(lambda found: found[1].upper(), phrase)
     if (label := labelled.fullmatch(phrase)) and (label[2] != " " or label[1].isupper()):
@@ -309,14 +328,17 @@ def _said_option(tail, options):
     """The option stated after the last cue or retraction that states one, else the one stated first and then explained,
     else by the last, else the first sentence."""
     tail = _without_echo(tail, options)
-    lead = _lead(tail, options)
-    starts = sorted(found.end() for pattern in (CUE, RETRACTION) for found in pattern.finditer(tail))[-8:]
+    cues = [found.end() for found in CUE.finditer(tail)]
+    if not cues and _wavers(tail, options):
+        return None
+    starts = sorted(cues + [found.end() for found in RETRACTION.finditer(tail)])[-8:]
     sentences = [sentence for sentence in SENTENCE_END.split(tail) if sentence.strip()] or [""]
     first = sentences[0] if _naming(plain(re.split(r"[.):]\s", sentences[0] + " ")[0]), options) else ""
     said_after = [SENTENCE_END.split(tail[start:].lstrip(), maxsplit=1)[0] for start in reversed(starts)]
+    lead, mention = _lead(tail, options), _patterns(tuple(options))[0]
     for said in said_after + ([] if lead else [sentences[-1], first]):
         chosen = _chosen(said, options)
-        if chosen is not None:
+        if chosen is not None and (chosen or not lead or lead & set(mention.findall(said))):  # "not A" takes no lead back
             return min(chosen) if len(chosen) == 1 else said.strip() if chosen else None
     return min(lead) if lead else None
 

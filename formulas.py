@@ -49,10 +49,10 @@ COMMANDS = {"le": "<=", "leq": "<=", "leqslant": "<=", "ge": ">=", "geq": ">=", 
             "{": "set", "}": "end", "lbrace": "set", "rbrace": "end", "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "|": "|",
             "lvert": "|", "rvert": "|", "vert": "|", "lt": "<", "gt": ">"}
 FUNCTIONS = {"sin", "cos", "tan", "cot", "sec", "csc", "ln", "log", "exp", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh"}
-KNOWN = FUNCTIONS | {"frac", "sqrt", "pi", "infty", "cup"} | set(COMMANDS.values())
+KNOWN = FUNCTIONS | {"frac", "sqrt", "pi", "infty", "cup", "langle", "rangle"} | set(COMMANDS.values())
 ENGLISH = set("am an and any are as at be but by cat cup did do far few for get go got had has hit if in is it its let low me my new no "
               "nor not now of off on one or out per ran red run saw set so the to too top two up us was we yes you".split())
-CLOSING = {"(": ")]", "[": "])", "set": ["end"], "{": "}"}
+CLOSING = {"(": ")]", "[": "])", "set": ["end"], "{": "}", "langle": ["rangle"]}
 RELATIONS = {"=", "!=", "<", "<=", ">", ">="}
 ARITHMETIC = re.compile(r"[-+]?[0-9 .]+(?:[-+*]|/[0-9 .]+[-+*/])[-+*/0-9 .]*")  # 3-5 may be a range, 2*3 a size, 1/2/3 a date
 SEPARATED = re.compile(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
@@ -152,7 +152,7 @@ class _Reader:
             whole, top, bottom = (int(part) for part in found.groups() if part)
             self.place += len(found[0].split())
             kind, after = self.next()
-            if top < bottom and (kind == "end" or kind == "symbol" and after in (",", ";", ")", "]", "}", "end", *RELATIONS)):
+            if top < bottom and (kind == "end" or kind == "symbol" and after in (",", ";", ")", "]", "}", "end", "rangle", *RELATIONS)):
                 value = whole + Fraction(top, bottom)
                 return ("number", -value if sign else value)
         self.place = start

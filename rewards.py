@@ -184,7 +184,7 @@ CANDIDATE = re.compile(r"""
     (?P<letter> [AB] | b | a(?=\s*(?:$|is\b|[.,;)])) ) (?![\w']) [)\]]?                                                   # answer A is none
   | \b(?i: (?:the\ )? (?P<order> first | second | 1st | 2nd | former | latter )                                           # the first one,
       (?: \ (?: response | answer | one | candidate | solution | option )\b                                               # the latter is
-        | (?= \s*(?: $ | (?: is | was | wins | beats )\b | [.,;!>)] ) ) ) )
+        | (?= \s*(?: $ | [.,;!>)/] | (?: is | was | wins | beats | or | nor | and(?!\ foremost) | not | over | rather | than )\b ) ) ) )
   | (?<![\w.\-])(?<![0-9]:) (?: (?i: no\. | number | \# )\ ?)? (?P<bare> [12] )                                            # 2 is better, #1,
     (?= [)\]] | \s*(?: $ | [,;!?/&<>] | \.(?![0-9])                                                                       # 1 > 2; not 1.5
       | (?i: is | was | wins? | beats | over | or | and | vs | not | rather | instead | than | has | but )\b ))""", re.VERBOSE)
