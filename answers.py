@@ -242,8 +242,8 @@ def _doubted(stated, rest, options):
     """Does what follows a stated answer take it back or state another one?"""
     rest = rest.strip()
     sentences = [sentence for sentence in SENTENCE_END.split(rest) if sentence.strip()]
-    others = [rest.partition("\n")[0], *sentences[-1:], *(SENTENCE_END.split(rest[cue.end():].lstrip(), maxsplit=1)[0] for cue in CUE.finditer(rest))]
-    return bool(DOUBT.match(rest) or RETRACTION.search(rest) or any(_stated(BECAUSE.sub("", said), options) - stated for said in others[:8]))
+    others = [rest.partition("\n")[0], *sentences[-1:], *(SENTENCE_END.split(rest[cue.end():].lstrip(), maxsplit=1)[0] for cue in list(CUE.finditer(rest))[-8:])]
+    return bool(DOUBT.match(rest) or RETRACTION.search(rest) or any(_stated(BECAUSE.sub("", said), options) - stated for said in others))
 
 
 def _chosen(phrase, options):

@@ -101,7 +101,7 @@ def parse_critique(text, format="strict"):
 
     strict: 1.0 for P, T and X, 0.5 for T and X, else 0, each part exactly once and with a letter or digit in it. P is
     <pred_think> then <pred>, both before <think>; T one <think> block; X one box after </think> with a readable verdict.
-    presence: the paper's literal reading, each tag and a box somewhere. Two predictions, or one that follows <think>,
+    presence: the paper's literal reading, each tag (not empty) and a box somewhere. Two predictions, or one that follows <think>,
     are refused: prediction None. What is copied from the prompt is no verdict.
 
     A reasoning model's own <think> ... </think> (or, opened by its template, ... </think>) is set aside first, where it
@@ -129,7 +129,7 @@ def parse_critique(text, format="strict"):
         solved = _says_something(parts["pred_think"]) and _says_something(prediction)
         full = half and solved and text.find("</pred_think>") < opened["pred"]
     else:
-        half, full = (all(any(tagged(text, tag)) for tag in tags) and any(boxes(text)) for tags in (["think"], parts))
+        half, full = (any(boxes(text)) and all(any(map(_says_something, tagged(text, tag))) for tag in tags) for tags in (["think"], parts))
     score = (1.0 if full else 0.5) if half else 0.0
     return Critique(prediction or None, verdict, score, parts["pred_think"], parts["think"])
 
@@ -182,9 +182,10 @@ CANDIDATE = re.compile(r"""
     (?: (?P<digit> [12](?!\w|[.,/]?[0-9]) ) | (?i: (?P<word> one | two ) )\b | (?P<roman> I | II )\b ) [)\]]?
   | \b(?i: responses? | candidates? | assistants? | models? ) [\s_\-]* [(\[]?                                              # Response A; an
     (?P<letter> [AB] | b | a(?=\s*(?:$|is\b|[.,;)])) ) (?![\w']) [)\]]?                                                   # answer A is none
-  | \b(?i: (?:the\ )? (?P<order> first | second | 1st | 2nd | former | latter )                                           # the first one,
-      (?: \ (?: response | answer | one | candidate | solution | option )\b                                               # the latter is
+  | \b(?i: (?:the\ )? (?P<order> first | second | 1st | 2nd )                                                            # the first one,
+      (?: \ (?: response | answer | one | candidate | solution | option )\b                                               # the second is
         | (?= \s*(?: $ | [.,;!>)/] | (?: is | was | wins | beats | or | nor | and(?!\ foremost) | not | over | rather | than )\b ) ) ) )
+  | \b(?i: (?:the\ )? (?P<of_two> former | latter )\b (?: \ (?: response | answer | one )\b )? )                           # the latter
   | (?<![\w.\-])(?<![0-9]:) (?: (?i: no\. | number | \# )\ ?)? (?P<bare> [12] )                                            # 2 is better, #1,
     (?= [)\]] | \s*(?: $ | [,;!?/&<>] | \.(?![0-9])                                                                       # 1 > 2; not 1.5
       | (?i: is | was | wins? | beats | over | or | and | vs | not | rather | instead | than | has | but )\b ))""", re.VERBOSE)
