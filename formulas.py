@@ -14,7 +14,7 @@ import random
 import re
 from fractions import Fraction
 
-LONGEST = 200  # characters of a formula
+LONGEST = 400  # characters of a formula
 DEEPEST = 20  # brackets in one another
 MOST_FUNCTIONS = 8  # of roots, logarithms, sines and powers that are no plain number: a millisecond each and point
 MOST_BITS = 20_000  # of a numerator or denominator
