@@ -9,142 +9,48 @@ import functools
 import json
 import re
 
-from values import key, normal, plain, same_value, unlatex
+from polarity import BECAUSE, CONDITION, POLARITY, hedged, opinions, polarity
+from values import BOX, boxes, completion_text, key, plain, same_value, tagged, unlatex
 
 LONGEST_TAIL = 4000  # characters at the end of a completion in which an unboxed answer is sought
-
-# --- Boxes and tags -----------------------------------------------------------------------------------------------
-
-END_TOKEN = re.compile(r"<[|｜][^<>|｜\s]{1,40}[|｜]>|</?s>|<(?:eos|bos|pad|end_of_turn)>")
-BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\[{}]|[{}]")
-
-
-def completion_text(completion):
-    """The text of a completion, plain or conversational, without end tokens; "" for None."""
-    if isinstance(completion, list):  # [{"role": "assistant", "content": "..." or [{"type": "text", "text": "..."}]}]
-        completion = completion[-1].get("content") if completion else None
-    if isinstance(completion, list):
-        completion = "".join(part.get("text") or "" for part in completion)
-    return END_TOKEN.sub(" ", completion or "")
-
-
-def boxes(text):
-    """Contents of the outermost boxes in order, None for one that never closes; empty boxes (an echo) are left out."""
-    stack, found = [], []  # the stack holds a box, or None for a plain brace
-    for brace in BRACE.finditer(text):
-        if brace["box"]:
-            found.append([brace.end(), None])
-            stack.append(found[-1])
-        elif brace[0] == "{":
-            stack.append(None)
-        elif brace[0] == "}" and stack and (box := stack.pop()):
-            box[1] = brace.start()
-    contents, covered = [], 0
-    for start, end in found:
-        if start > covered:
-            contents.append(normal(text[start:end]).strip() if end is not None else None)
-            covered = end or covered
-    return [content for content in contents if content is None or plain(content)]
-
-
-def tagged(text, tag):
-    """Contents of every <tag>...</tag> in order; None for an opening tag that is not closed before the next one."""
-    parts = (part.partition(f"</{tag}>") for part in text.split(f"<{tag}>")[1:])
-    return [normal(inside).strip() if close else None for inside, close, _ in parts]
-
-
-# --- Yes and no ---------------------------------------------------------------------------------------------------
-
-POLARITY = re.compile(r"(yes|no|true|false)\b(?!['-])", re.I)
-IDIOM = re.compile(r"\bno (?:doubts?|problems?|questions?|worries|surprises?|wonder|matter|longer|more|less)\b", re.I)  # says neither
-NO_SUCH = re.compile(r"no (?:one|idea|way|clue|answer|evidence|information)\b", re.I)
-CONDITION = re.compile(r"""
-    (?<!\bas\ )(?<!\beven\ ) \bif\b                         # yes if it rolls; but not "even if it rolls"
-  | \b(?: unless | otherwise | assuming | depend\w* | provided\ that | in\ case | (?:as|so)\ long\ as | only\ when )\b
-  | (?:^\w+|,)\ provided\b""", re.I | re.VERBOSE)
-STANDALONE = re.compile(r"""
-    (?: ^ | [,;:.!?()/—–\n-]\s*                             # a clause of its own
-      | \b(?: actually | wait | but | or | and | otherwise | rather | maybe | perhaps | probably | then | else | so | hence
-            | thus | say | think | answer\ is | sorry | correction | well | mean )\s+ )
-    (yes|no|true|false)\b(?!['-])
-    (?= \s*(?: $ | [,;:.!?()/—–\n-]
-      | (?: otherwise | if | when | unless | because | since | it | they | he | she | this | that | the | wait | actually
-          | sorry | else | and | or | but )\b ))""", re.I | re.VERBOSE)
-TAKES_BACK = r"\b(?:actually|wait|scratch\ that|correction|on\ second\ thought|sorry|i\ mean|rather|hmm|well)\b[,:\ ]*"
-SUBJECT = r"(?:it|they|he|she|that|this|the\ \w+)\ "
-UNDONE = r"\b(?:scratch\ that|correction|on\ second\ thought)\W*$"
-DENIED = re.compile(rf"""
-    (?:{TAKES_BACK}|\b(?:or|maybe|perhaps)\ )(?:{SUBJECT})?(?:\w+\ )?(?: not\b | \w+n't\b | never\b | cannot\b )   # yes; actually it does not
-  | \bnot\ (?: really | sure | exactly | quite | certain | necessarily )\b | {UNDONE}""", re.I | re.VERBOSE)
-AFFIRMED = re.compile(rf"""
-    (?:{TAKES_BACK}|\bbut\ )(?:{SUBJECT})(?: does | do | did | is | are | was | were | will | would | can | could | has | had )\b(?!\ not|n't)
-  | \bnot\ (?: sure | certain )\b | {UNDONE}""", re.I | re.VERBOSE)
-
-
-def _means_yes(word):
-    return word.casefold() in ("yes", "true")
-
-
-def _opinions(text):
-    """The signs of all yes, no, true and false that stand for themselves: True, False or both."""
-    return {_means_yes(word) for word in STANDALONE.findall(IDIOM.sub(" ", text))}
-
-
-def _polarity(text):
-    """yes, no, true or false where a text begins with it and does not take it back or make it depend, else None.
-
-    >>> [_polarity(said) for said in ("yes, no problem", "no doubt: yes", "yes it does; actually no", "Yes if it rolls", "no one")]
-    ['yes', 'yes', None, None, None]
-    """
-    text = IDIOM.sub(" ", text).lstrip(" ,.;:!?-—–")
-    word = POLARITY.match(text)
-    if not word or NO_SUCH.match(text):
-        return None
-    yes = _means_yes(word[1])
-    first = BECAUSE.sub("", re.split(r"[.!?\n]\s", text, maxsplit=1)[0])
-    taken_back = (DENIED if yes else AFFIRMED).search(text) or CONDITION.search(first) or _opinions(text) - {yes}
-    return None if taken_back else word[1].casefold()
-
-
-def _hedged(text):
-    """Does a text begin with yes or no and then take it back?"""
-    return bool(POLARITY.match(text)) and not NO_SUCH.match(text) and not _polarity(text) and not IDIOM.match(text)
-
 
 # --- Which option is meant ----------------------------------------------------------------------------------------
 
 NOT_CJK = r"[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"  # a letter may follow Chinese without a space
-AUXILIARY = re.compile(r"\b(is|are|was|were|do|does|did|can|could|would|will|should|must|may|might|has|have)( \w+ly)? not\b", re.I)
+AUXILIARY = re.compile(r"""
+    \b(is|are|was|were|do|does|did|can|could|would|will|should|must|may|might|has|have)(\ \w+ly)?\ not\b""", re.I | re.VERBOSE)
 NEGATION = re.compile(r"""
     \bnot\b | n't\b
-  | \b(?: cannot | never | neither | nor | rather\ than | instead\ of | except | excluding | other\ than | unlike | anything\ but | all\ but )\b
+  | \b(?: cannot | never | neither | nor | rather\ than | instead\ of | except | excluding | other\ than | unlike
+        | anything\ but | all\ but )\b
   | \brul\w+\ out\b | \b(?: eliminat | exclud | reject | discard | dismiss )\w*
-  | \b(?: is | are | was | were | looks? | seems? )\ (?:\w+ly\ )?(?: wrong | incorrect | false | out | impossible | invalid )\b""", re.I | re.VERBOSE)
+  | \b(?: is | are | was | were | looks? | seems? )\ (?:\w+ly\ )?
+       (?: wrong | incorrect | false | out | impossible | invalid )\b""", re.I | re.VERBOSE)
 CLAUSE = re.compile(r"""
     [,;:!?()\[\]\n—–]+ | \.(?![0-9])
   | (?<!anything\ )(?<!\ball\ )\bbut\b
   | \b(?: so | hence | thus | therefore | then )\b
   | (?=\bnot\b) | (?=\b(?: rather\ than | instead\ of )\b)          # a clause begins with it""", re.I | re.VERBOSE)
 AS_IT_IS = re.compile(r"(?!)")
-BECAUSE = re.compile(r"""
-    (?<=.)[,;(]*\ ?\b(?: because | since | as | due\ to | given\ that )\b.*
-  | (?<=.)[,;(]\ ?(?: while | whereas )\b.*""", re.I | re.VERBOSE)
 LEAD_IN = re.compile(r"""^(?:
     (?: so | thus | hence | therefore | then | maybe | perhaps | probably | and
       | it'?s | it\ is | it\ must\ be | that\ is | that's
       | i\ (?:would\ )?(?: think | believe | guess | choose | pick | select | say )
-      | (?:(?:my|the)\ )?(?:(?:final|correct|best|right)\ )* (?:answer|option|choice|letter) (?:\ is|\ must\ be|\ should\ be|\ would\ be|:)? )
+      | (?:(?:my|the)\ )? (?:(?:final|correct|best|right)\ )* (?:answer|option|choice|letter)
+        (?:\ is|\ must\ be|\ should\ be|\ would\ be|:)? )
     (?![\w'])[\ ,:]* )+""", re.I | re.VERBOSE)
 OPTION_NAME = re.compile(r"^[a-z] ?= ?", re.I)  # x = B
-NOT_ARTICLE = ("is|or|and|because|since|as|but|not|isn't|rather|instead|was|only|fits|seems|looks|matches|works|would|does|doesn't|cannot|can't"
-               "|the|nor|over")
+NOT_ARTICLE = ("is|or|and|because|since|as|but|not|isn't|rather|instead|was|only|fits|seems|looks|matches|works|would"
+               "|does|doesn't|cannot|can't|the|nor|over")
 NOT_PRONOUN = "is|or|and|because|since|but|not|isn't|only|nor|fits|matches"
 DOUBT = re.compile(r"""
-    ^(?: or | and | no | wait | actually | but | maybe | perhaps | possibly | alternatively | hmm | also | either | unsure | not\ sure )\b
+    ^(?: or | and | no | wait | actually | but | maybe | perhaps | possibly | alternatively | hmm | also | either | unsure
+       | not\ sure )\b
   | \b(?: also | as\ well | equally | either | maybe | perhaps | possibly | instead )\b
   | \btoo\W*$ | \bor\ (?:option\ )?[A-J]\b""", re.I | re.VERBOSE)
-IS_RIGHT = re.compile(r"^(.{1,200}?) (?:is|must be|should be|would be|seems|looks) (?:the )?(?:correct|right|best|true)?(?: (?:answer|option|choice|one))?$", re.I)
+IS_RIGHT = re.compile(r"""
+    ^(.{1,200}?)\ (?: is | must\ be | should\ be | would\ be | seems | looks )\ (?:the\ )?
+    (?: correct | right | best | true )? (?:\ (?: answer | option | choice | one ))?$""", re.I | re.VERBOSE)
 
 
 def read_options(options):
@@ -181,15 +87,15 @@ def _naming(phrase, options):
     letter = phrase.rstrip("!")
     letters = {key for key in options if key == letter} or {key for key in options if key.casefold() == letter.casefold()}
     texts = {key: plain(text) for key, text in options.items() if plain(text)}
-    polarity = _polarity(phrase)
+    spoken = polarity(phrase)
     return (letters or {key for key, text in texts.items() if text == phrase}
-            or {key for key, text in texts.items() if same_value(phrase, text) or text.casefold() == polarity})
+            or {key for key, text in texts.items() if same_value(phrase, text) or text.casefold() == spoken})
 
 
 def _wavers(phrase, options):
     """Does a phrase say both yes and no, where these are the options, or make one depend on something?"""
     spoken = any(POLARITY.fullmatch(plain(text)) for text in options.values())
-    return spoken and (_hedged(phrase) or len(_opinions(phrase)) > 1)
+    return spoken and (hedged(phrase) or len(opinions(phrase)) > 1)
 
 
 def _one_text(keys, options):
@@ -234,16 +140,20 @@ def _labelled_lead(sentence, options):
         return set(), ""
     letter, mark, said = label.groups()
     apart = mark[0] in ".:)—–" or mark.strip() and mark[0] == mark[-1] == " " or said.startswith("(")
-    explains = len(said.split()) > 2 and not _stated(BECAUSE.sub("", said), options) and not DOUBT.search(said.lstrip("(").partition(". ")[0])
+    doubt = DOUBT.search(said.lstrip("(").partition(". ")[0])
+    explains = len(said.split()) > 2 and not doubt and not _stated(BECAUSE.sub("", said), options)
     return (_naming(letter, options), said) if apart and explains else (set(), "")
 
 
 def _doubted(stated, rest, options):
     """Does what follows a stated answer take it back or state another one?"""
     rest = rest.strip()
-    sentences = [sentence for sentence in SENTENCE_END.split(rest) if sentence.strip()]
-    others = [rest.partition("\n")[0], *sentences[-1:], *(SENTENCE_END.split(rest[cue.end():].lstrip(), maxsplit=1)[0] for cue in list(CUE.finditer(rest))[-8:])]
-    return bool(DOUBT.match(rest) or RETRACTION.search(rest) or any(_stated(BECAUSE.sub("", said), options) - stated for said in others))
+    if DOUBT.match(rest) or RETRACTION.search(rest):
+        return True
+    last = [sentence for sentence in SENTENCE_END.split(rest) if sentence.strip()][-1:]
+    cued = [_sentence(rest[cue.end():]) for cue in list(CUE.finditer(rest))[-8:]]
+    others = [rest.partition("\n")[0], *last, *cued]
+    return any(_stated(BECAUSE.sub("", said), options) - stated for said in others)
 
 
 def _chosen(phrase, options):
@@ -292,7 +202,8 @@ def _affirmed(phrase, options, mention):
 
 CUE = re.compile(r"""
     (?<!other\ )(?<!wrong\ )(?<!incorrect\ )\b(?:answer|option|choice)(?:\ to\ (?:the|this|that)\ question)?[*_ ]*
-    (?: : | = | (?: is | was | (?: must | should | would | could | can | may | might | will | has\ to | seems\ to | appears\ to )\ be )\b(?!['’]) )
+    (?: : | =
+      | (?: is | was | (?: must | should | would | could | can | may | might | will | has\ to | seems\ to | appears\ to )\ be )\b(?!['’]) )
     [:*_ \n]*""", re.I | re.VERBOSE)
 RETRACTION = re.compile(r"""
     (?: ^ | [.!?,;:—–\n-]\s* | \b(?:no|but|oh|hmm|or)\s+ )         # "the cup actually moves" takes nothing back
@@ -324,6 +235,11 @@ def extract_answer(text, options=None):
     return _said_option(tail.replace("*", ""), options) if options else _said_value(tail)
 
 
+def _sentence(text):
+    """The first sentence of a text."""
+    return SENTENCE_END.split(text.lstrip(), maxsplit=1)[0]
+
+
 def _said_option(tail, options):
     """The option stated after the last cue or retraction that states one, else the one stated first and then explained,
     else by the last, else the first sentence."""
@@ -334,7 +250,7 @@ def _said_option(tail, options):
     starts = sorted(cues + [found.end() for found in RETRACTION.finditer(tail)])[-8:]
     sentences = [sentence for sentence in SENTENCE_END.split(tail) if sentence.strip()] or [""]
     first = sentences[0] if _naming(plain(re.split(r"[.):]\s", sentences[0] + " ")[0]), options) else ""
-    said_after = [SENTENCE_END.split(tail[start:].lstrip(), maxsplit=1)[0] for start in reversed(starts)]
+    said_after = [_sentence(tail[start:]) for start in reversed(starts)]
     lead, mention = _lead(tail, options), _patterns(tuple(options))[0]
     for said in said_after + ([] if lead else [sentences[-1], first]):
         chosen = _chosen(said, options)
@@ -355,12 +271,12 @@ def _said_value(tail):
     """What follows the last cue, else the last colon of the last line, else the sentence that begins with yes or no,
     else the last sentence."""
     if cues := list(CUE.finditer(tail)):
-        said = BECAUSE.sub("", SENTENCE_END.split(tail[cues[-1].end():].lstrip(), maxsplit=1)[0])
+        said = BECAUSE.sub("", _sentence(tail[cues[-1].end():]))
         return said.strip() or None
-    if _polarity(tail) or _hedged(tail):
+    if polarity(tail) or hedged(tail):
         return tail
     line = tail.rpartition("\n")[2]
-    if len(_opinions(line)) > 1 or _opinions(line) and CONDITION.search(line):
+    if len(opinions(line)) > 1 or opinions(line) and CONDITION.search(line):
         return line  # it falls, so yes; or rather no
     if closing := re.search(r"[,;—] ?(?:(?:so|hence|thus) )?(yes|no|true|false)[.!]*$", line, re.I):
         return closing[1]
@@ -372,7 +288,7 @@ def answers_match(prediction, answer, options=None):
     r"""Does a prediction (None: no answer) say the ground truth, given as an option's letter, its text, or a value?
 
     Letters and texts are read through the options; a hedge, a negation, a condition or a letter that contradicts its
-    text never matches. Numbers are compared exactly, units by dimension and factor, formulas as formulas.py says:
+    text never matches. Numbers are compared exactly, units by dimension and factor, formulas as exact.py says:
     exactly, letters standing for real numbers; tuples and intervals with their brackets, sets in any order.
 
     >>> answers_match(r"\textbf{(C)}", "C", {"B": "the cup", "C": "the ramp"}), answers_match("0.35 m", "35 cm")
@@ -389,8 +305,8 @@ def answers_match(prediction, answer, options=None):
     said, truth = plain(prediction), plain(answer)
     if not said or not truth:
         return False
-    if {said.casefold(), truth.casefold()} & {"yes", "no", "true", "false"} and _polarity(said):
-        return _polarity(said) == _polarity(truth)
+    if {said.casefold(), truth.casefold()} & {"yes", "no", "true", "false"} and polarity(said):
+        return polarity(said) == polarity(truth)
     return same_value(said, truth) or same_value(plain(LEAD_IN.sub("", said)), truth)
 
 
@@ -409,6 +325,7 @@ def check_answer(answer, options=None):
     if options is None and re.fullmatch(r"[A-Z]", plain(answer)):
         raise ValueError(f"answer {answer!r} is a letter without options: give the options, or the answer in words")
     if options and not _chosen(answer, options):
-        raise ValueError(f"answer {answer!r} names none of the options {list(options)}: write one letter or the text of one option")
+        raise ValueError(f"answer {answer!r} names none of the options {list(options)}: "
+                         "write one letter or the text of one option")
     if options and len(_chosen(answer, options)) > 1:
         raise ValueError(f"answer {answer!r} is the text of several options: write the letter that is meant")

@@ -15,9 +15,8 @@ import re
 from typing import NamedTuple
 
 import prompts
-from answers import (AUXILIARY, BOX, END_TOKEN, answers_match, boxes, check_answer, completion_text, extract_answer, read_options,  # noqa: F401
-                     tagged)
-from values import normal, plain
+from answers import AUXILIARY, answers_match, check_answer, extract_answer, read_options  # noqa: F401 - part of the interface
+from values import BOX, END_TOKEN, boxes, completion_text, normal, plain, tagged  # noqa: F401
 
 # What a reward function returns where *external* evidence is missing: a served verifier that failed, another model's
 # reply that cannot be read. The trainer then masks the whole row, so that it neither scores 0 nor moves its group's
@@ -109,7 +108,8 @@ def parse_critique(text, format="strict"):
 
     >>> parse_critique(r"<think> x </think> \boxed{Response 2}")
     Critique(prediction=None, verdict=2, format_score=0.5, pred_think=None, think='x')
-    >>> parse_critique(r"<think> hm </think> <pred_think> x </pred_think> <pred> B </pred> <think> y </think> \boxed{Response 2}")[:3]
+    >>> own = "<think> I look at both. </think>"
+    >>> parse_critique(own + r"<pred_think> x </pred_think> <pred> B </pred> <think> y </think> \boxed{Response 2}")[:3]
     ('B', 2, 1.0)
     """
     if format not in ("strict", "presence"):
@@ -129,7 +129,9 @@ def parse_critique(text, format="strict"):
         solved = _says_something(parts["pred_think"]) and _says_something(prediction)
         full = half and solved and text.find("</pred_think>") < opened["pred"]
     else:
-        half, full = (any(boxes(text)) and all(any(map(_says_something, tagged(text, tag))) for tag in tags) for tags in (["think"], parts))
+        there = {tag: any(map(_says_something, tagged(text, tag))) for tag in parts}
+        half = there["think"] and any(boxes(text))
+        full = half and all(there.values())
     score = (1.0 if full else 0.5) if half else 0.0
     return Critique(prediction or None, verdict, score, parts["pred_think"], parts["think"])
 
@@ -177,17 +179,23 @@ def _is_empty_form(text):
 # --- Verdicts -----------------------------------------------------------------------------------------------------
 
 CANDIDATE = re.compile(r"""
-    \b(?i: responses? | answers? | options? | choices? | candidates? | assistants? | models? | solutions? | outputs? )     # Response 1,
-    [\s_\#:\-]* (?i: no\. | number | is )? \s* [(\[]?\s*                                                                  # answer is (two
+    # Response 1, answer number two, option (I)
+    \b(?i: responses? | answers? | options? | choices? | candidates? | assistants? | models? | solutions? | outputs? )
+    [\s_\#:\-]* (?i: no\. | number | is )? \s* [(\[]?\s*
     (?: (?P<digit> [12](?!\w|[.,/]?[0-9]) ) | (?i: (?P<word> one | two ) )\b | (?P<roman> I | II )\b ) [)\]]?
-  | \b(?i: responses? | candidates? | assistants? | models? ) [\s_\-]* [(\[]?                                              # Response A; an
-    (?P<letter> [AB] | b | a(?=\s*(?:$|is\b|[.,;)])) ) (?![\w']) [)\]]?                                                   # answer A is none
-  | \b(?i: (?:the\ )? (?P<order> first | second | 1st | 2nd )                                                            # the first one,
-      (?: \ (?: response | answer | one | candidate | solution | option )\b                                               # the second is
-        | (?= \s*(?: $ | [.,;!>)/] | (?: is | was | wins | beats | or | nor | and(?!\ foremost) | not | over | rather | than )\b ) ) ) )
-  | \b(?i: (?:the\ )? (?P<of_two> former | latter )\b (?: \ (?: response | answer | one )\b )? )                           # the latter
-  | (?<![\w.\-])(?<![0-9]:) (?: (?i: no\. | number | \# )\ ?)? (?P<bare> [12] )                                            # 2 is better, #1,
-    (?= [)\]] | \s*(?: $ | [,;!?/&<>] | \.(?![0-9])                                                                       # 1 > 2; not 1.5
+    # Response A; but answer A is an answer to the question
+  | \b(?i: responses? | candidates? | assistants? | models? ) [\s_\-]* [(\[]?
+    (?P<letter> [AB] | b | a(?=\s*(?:$|is\b|[.,;)])) ) (?![\w']) [)\]]?
+    # the first one, second
+  | \b(?i: (?:the\ )? (?P<order> first | second | 1st | 2nd )
+      (?: \ (?: response | answer | one | candidate | solution | option )\b
+        | (?= \s*(?: $ | [.,;!>)/]
+            | (?: is | was | wins | beats | or | nor | and(?!\ foremost) | not | over | rather | than )\b ) ) ) )
+    # the latter
+  | \b(?i: (?:the\ )? (?P<of_two> former | latter )\b (?: \ (?: response | answer | one )\b )? )
+    # #1, 2 is better, 1 > 2; but not 1.5 or 2 m
+  | (?<![\w.\-])(?<![0-9]:) (?: (?i: no\. | number | \# )\ ?)? (?P<bare> [12] )
+    (?= [)\]] | \s*(?: $ | [,;!?/&<>] | \.(?![0-9])
       | (?i: is | was | wins? | beats | over | or | and | vs | not | rather | instead | than | has | but )\b ))""", re.VERBOSE)
 FIRST = {"1", "one", "i", "a", "first", "1st", "former"}
 BETTER = re.compile(r"""

@@ -1,6 +1,6 @@
 r"""What a text says, without its dress: plain words, a number, a quantity with a unit. Pure functions of strings.
 
->>> plain(r"\textbf{(Ｃ)}."), same_value(plain(r"1\frac{1}{4}"), "5/4"), same_value("0.35 m", "35 cm"), same_value("x=2^2", "y=2^2")
+>>> plain(r"\textbf{(Ｃ)}."), same_value(r"1\frac{1}{4}", "5/4"), same_value("0.35 m", "35 cm"), same_value("x=4", "y=4")
 ('C', True, True, False)
 """
 import functools
@@ -8,6 +8,7 @@ import re
 import unicodedata
 from fractions import Fraction
 
+import exact
 import formulas
 
 LONGEST_ANSWER = 2000  # characters of a phrase that is still read as an answer or a verdict
@@ -29,8 +30,9 @@ RAISED, LOWERED, BROKEN = _spelled("super"), _spelled("sub"), _spelled("fraction
 RAISED_RUN, LOWERED_RUN, BROKEN_ONE = (re.compile(f"[{re.escape(''.join(known))}]{many}") for known, many in
                                        ((RAISED, "+"), (LOWERED, "+"), (BROKEN, "")))
 SQUARED_UNIT = re.compile("[\u33a0-\u33a6\u33a8\u33af]")  # ㎡ and its kin hold a raised digit
-INVISIBLE = re.compile("[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u20e3\u3164\ufe00-\ufe0f"
-                       "\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e01ef]")
+INVISIBLE = re.compile(  # of Unicode's class Cf, and letters that are blank
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f"
+    "\u20e3\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e01ef]")
 PUNCTUATION = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "−": "-", "‐": "-", "。": ".", "µ": "μ", "º": "°",
                              "【": "[", "】": "]", "∕": "/", "⁄": "/", "\0": " "})
 
@@ -147,6 +149,47 @@ def key(text):
     text = re.sub(r"[_{}]", "", text) if CHEMICAL.fullmatch(text) else text
     text = re.sub(r"[^\W\d_]{3,}", lambda word: word[0].casefold(), text) if FORMULA_MARK.search(text) else text.casefold()
     return re.sub(r"^(?:the|an?)\s+(?=\w\w)", "", text, flags=re.I)
+
+
+# --- Boxes and tags -----------------------------------------------------------------------------------------------
+
+END_TOKEN = re.compile(r"<[|｜][^<>|｜\s]{1,40}[|｜]>|</?s>|<(?:eos|bos|pad|end_of_turn)>")
+BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\[{}]|[{}]")
+
+
+def completion_text(completion):
+    """The text of a completion, plain or conversational, without end tokens; "" for None."""
+    if isinstance(completion, list):  # [{"role": "assistant", "content": "..." or [{"type": "text", "text": "..."}]}]
+        completion = completion[-1].get("content") if completion else None
+    if isinstance(completion, list):
+        completion = "".join(part.get("text") or "" for part in completion)
+    return END_TOKEN.sub(" ", completion or "")
+
+
+def boxes(text):
+    """Contents of the outermost boxes in order, None for one that never closes; empty boxes (an echo) are left out."""
+    stack, found = [], []  # the stack holds a box, or None for a plain brace
+    for brace in BRACE.finditer(text):
+        if brace["box"]:
+            found.append([brace.end(), None])
+            stack.append(found[-1])
+        elif brace[0] == "{":
+            stack.append(None)
+        elif brace[0] == "}" and stack and (box := stack.pop()):
+            box[1] = brace.start()
+    contents, covered = [], 0
+    for start, end in found:
+        if start > covered:
+            contents.append(normal(text[start:end]).strip() if end is not None else None)
+            covered = end or covered
+    return [content for content in contents if content is None or plain(content)]
+
+
+def tagged(text, tag):
+    """Contents of every <tag>...</tag> in order; None for an opening tag that is not closed before the next one."""
+    parts = (part.partition(f"</{tag}>") for part in text.split(f"<{tag}>")[1:])
+    return [normal(inside).strip() if close else None for inside, close, _ in parts]
 
 
 # --- Numbers and units --------------------------------------------------------------------------------------------
@@ -276,4 +319,4 @@ def _same_unnamed(a, b):
 def _same_formula(a, b):
     """None where neither is read as a formula, or one is not: then their letters decide."""
     read_a, read_b = formulas.read(a), formulas.read(b)
-    return formulas.same(read_a, read_b) if read_a and read_b else None
+    return exact.same(read_a, read_b) if read_a and read_b else None

@@ -188,6 +188,7 @@ def forms(made, rng):
     return rng.choice([sp.expand, sp.factor if small else sp.expand, sp.together, lambda same: same, sp.radsimp if surds else sp.expand])(made)
 
 
+TINY = sp.Rational(1, 10)
 POINTS = [{letter: sp.Rational(p, 7) for letter, p in zip(LETTERS, values)} for values in ((9, 16, 25, 11), (3, 5, 2, 6), (40, 31, 23, 19))]
 
 
@@ -198,10 +199,10 @@ def proven(a, b, equal):
     difference = a - b
     if equal and sp.expand(difference) == 0:
         return True
-    values = [difference.subs(point) for point in POINTS]
+    values = [value for value in (difference.subs(point) for point in POINTS) if value.is_Rational or value.evalf(15, maxn=2000).is_Float]
     if equal:
-        return all(value == 0 if value.is_Rational else abs(value.evalf(320, maxn=2000)) < sp.Float(10) ** -300 for value in values)
-    return any(value.is_real and (value != 0 if value.is_Rational else abs(value.evalf(15, maxn=2000)) > sp.Float(10) ** -200) for value in values)
+        return bool(values) and all(value == 0 if value.is_Rational else abs(value.evalf(320, maxn=2000)) < TINY ** 300 for value in values)
+    return any(value != 0 if value.is_Rational else abs(value.evalf(15, maxn=2000)) > TINY ** 200 for value in values)
 
 
 # --- Pairs --------------------------------------------------------------------------------------------------------
