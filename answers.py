@@ -79,7 +79,7 @@ def _patterns(keys):
     return (re.compile(rf"(?<!{NOT_CJK})(?<![-'])(?:{mention})(?![A-Za-z0-9_'])(?!-[A-Za-z0-9])"),
             re.compile(rf"[\[(<] ?({spelled}) ?[\])>]", re.I),
             re.compile(rf"\b[{single}](?: ?, ?[{single}]\b)* ?,? ?\b(?:or|and|nor)\b [{single}]\b"),
-            re.compile(rf"({spelled})( ?[.:),=\-–—]+ ?| )(\S.*)", re.I))
+            re.compile(rf"({spelled})( ?[.:;),=\-–—]+ ?| )(\S.*)", re.I))
 
 
 def _naming(phrase, options):
@@ -139,7 +139,7 @@ def _labelled_lead(sentence, options):
     if not label:
         return set(), ""
     letter, mark, said = label.groups()
-    apart = mark[0] in ".:)—–" or mark.strip() and mark[0] == mark[-1] == " " or said.startswith("(")
+    apart = mark[0] in ".:;)—–" or mark.strip() and mark[0] == mark[-1] == " " or said.startswith("(")
     doubt = DOUBT.search(said.lstrip("(").partition(". ")[0])
     explains = len(said.split()) > 2 and not doubt and not _stated(BECAUSE.sub("", said), options)
     return (_naming(letter, options), said) if apart and explains else (set(), "")
@@ -203,7 +203,8 @@ def _affirmed(phrase, options, mention):
 CUE = re.compile(r"""
     (?<!other\ )(?<!wrong\ )(?<!incorrect\ )\b(?:answer|option|choice)(?:\ to\ (?:the|this|that)\ question)?[*_ ]*
     (?: : | =
-      | (?: is | was | (?: must | should | would | could | can | may | might | will | has\ to | seems\ to | appears\ to )\ be )\b(?!['’]) )
+      | (?: is | was
+          | (?: must | should | would | could | can | may | might | will | has\ to | seems\ to | appears\ to )\ be )\b(?!['’]) )
     [:*_ \n]*""", re.I | re.VERBOSE)
 RETRACTION = re.compile(r"""
     (?: ^ | [.!?,;:—–\n-]\s* | \b(?:no|but|oh|hmm|or)\s+ )         # "the cup actually moves" takes nothing back

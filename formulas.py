@@ -40,7 +40,8 @@ COMMANDS = {"le": "<=", "leq": "<=", "leqslant": "<=", "ge": ">=", "geq": ">=", 
 FUNCTIONS = {"sin", "cos", "tan", "ln", "log", "exp"}
 KNOWN = FUNCTIONS | {"frac", "sqrt", "pi", "infty", "cup", "langle", "rangle"} | set(COMMANDS.values())
 ENGLISH = set("am an and any are as at be but by cat cup did do far few for get go got had has hit if in is it its let low me my "
-              "new no nor not now of off on one or out per ran red run saw set so the to too top two up us was we yes you".split())
+              "new no nor not now of off on one or out per ran red run saw set so the to too top two up "
+              "us was we yes you".split())
 
 
 def _tokens(text):
@@ -244,6 +245,8 @@ class _Reader:
         raise Unreadable(said)
 
     def absolute(self):
+        if self.next()[1] == "|":
+            raise Unreadable("a norm")
         self.bars += 1
         made = ("abs", self.inside(self.sum))
         self.need("|")

@@ -74,12 +74,13 @@ WRAPPER = re.compile(r"""
         | (?:display|text)style | left | right | [bB]igg?[lr]? | boxed | fbox | underline | ensuremath )(?![A-Za-z])\*?
   | \\[()\[\]]                                    # the marks around a formula
   | \$ (?![0-9.,]+(?![0-9.,$]|[^$]*\$))           # a dollar that is not a price""", re.VERBOSE)
+VECTOR = re.compile(r"\\(?:mathbf|boldsymbol|bm)(?=\s*\{[A-Za-z]\})")  # of two vectors there are two products
 LATEX = [(re.compile(pattern), new) for pattern, new in [
     (r"\\\$ ?(?=[0-9])|\$(?=[0-9])", "USD "),                            # a price
     (r"(?<=[0-9])(?:\\[,!;:]|\{,\})(?=[0-9]{3}(?![0-9]))", ","),         # 1\,000 and 1{,}000
     (r"\\[,;:!> ]|~|\\q?quad(?![A-Za-z])", " "),
     (r"\s*\^\s*\{?\s*\\circ(?![A-Za-z])\s*\}?|\\(?:degree|circ)(?![A-Za-z])", "°"),
-    (r"\\times(?![A-Za-z])|\\cdot(?![A-Za-z])", "×"),
+    (r"\\times(?![A-Za-z])", "×"), (r"\\cdot(?![A-Za-z])", "·"),
     (r"\\([%_#&])", r"\1"),
     (r"\\mu(?![A-Za-z])\s*", "μ"),
     (r"\\Omega(?![A-Za-z])", "Ω"),
@@ -98,7 +99,9 @@ EDGES = [(re.compile(pattern, re.S), new) for pattern, new in [
 
 def unlatex(text):
     """LaTeX dress taken off, line breaks kept; braces stay only where they hold a power, an index or an argument."""
-    text = WRAPPER.sub("", normal(text))
+    text = normal(text)
+    text = VECTOR.sub(r"\\vec", text) if r"\times" in text or r"\cdot" in text else text
+    text = WRAPPER.sub("", text)
     for pattern, new in LATEX:
         text = pattern.sub(new, text)
     return _without_idle_braces(text) if "{" in text or "}" in text else text
