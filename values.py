@@ -309,10 +309,12 @@ def same_value(a, b):
 def _same_unnamed(a, b):
     quantity_a, quantity_b = quantity(a), quantity(b)
     if quantity_a and quantity_b:
-        return _same_quantity(quantity_a, quantity_b)
-    known = _same_formula(a, b)
-    if known is not None:
-        return known
+        same, units = _same_quantity(quantity_a, quantity_b), {quantity_a[1], quantity_b[1]}
+        if same or all(unit in ("", "%") or _in_base_units(Fraction(1), unit) for unit in units):
+            return same  # else what stands behind the number may be letters of a formula
+    formula = _same_formula(a, b)
+    if formula is not None:
+        return formula
     if key(a) != key(b) or a.casefold() != b.casefold():
         return key(a) == key(b)
     base_a, base_b = _in_base_units(Fraction(1), a), _in_base_units(Fraction(1), b)

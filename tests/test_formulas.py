@@ -136,7 +136,8 @@ def number(rng, most=12):
 
 def other_number(value, rng):
     """Near it: the last digit, the sign, the reciprocal, a power of ten, one in a million."""
-    return rng.choice([value + 1, -value, value + sp.Rational(1, 10**6), value * 10, value / 10, value + sp.Rational(1, 3), 1 / value if abs(value) != 1 else value + 2])
+    near = [value + 1, -value, value + sp.Rational(1, 10**6), value * 10, value / 10, value + sp.Rational(1, 3), 1 / (value or 3)]
+    return rng.choice([new for new in near if new != value])
 
 
 def polynomial(rng):
