@@ -2,8 +2,8 @@ r"""Are two formulas the same? Exactly, by our own arithmetic: no sympy, no time
 
 Two formulas that formulas.py reads are the same where they agree at every point of a fixed sample at which both are real
 numbers. Letters stand for real numbers of either sign: \sqrt{1/n} is \frac{1}{\sqrt{n}}, and \sqrt{x^2} is not x. Rational
-values are compared exactly; a root, a sine or pi is computed to 4,000 bits, and sizes past 2^600 are refused, so that no
-difference of two short formulas is lost.
+values are compared exactly; a root, a sine or pi is computed to 8,000 bits, of numbers that have at most 1,200 and lie
+within 2^-600 and 2^600; past that nothing is said to be the same. So no difference of two short formulas is lost.
 
 >>> from formulas import read
 >>> same(read(r"\sqrt{1/n}"), read(r"\frac{1}{\sqrt{n}}")), same(read(r"4\sqrt(2)"), read("4"))
@@ -17,8 +17,9 @@ from fractions import Fraction
 from formulas import MINUS_ONE, Unreadable
 
 MOST_BITS = 20_000  # of a numerator or denominator
-PRECISION = 4000  # bits of a rounded number
-LARGEST, NOISE, TOLERANCE = 600, -1900, -2500  # bits: of its size, of what counts as 0, of what counts as equal
+MOST_BITS_ROUNDED = 1200  # of one that is rounded: a root of it and a rational number differ by 2^-3600 or not at all
+PRECISION = 8000  # bits of a rounded number
+LARGEST, NOISE, TOLERANCE = 600, -5000, -6000  # bits: of its size, of what counts as 0, of what counts as equal
 
 
 class Undefined(ArithmeticError):
@@ -38,7 +39,7 @@ def _reals():
 
 
 def _held(value):
-    """A value that can be trusted: exact, or of a size at which 4,000 bits leave no doubt."""
+    """A value that can be trusted: exact, or of a size at which 8,000 bits leave no doubt."""
     if isinstance(value, Fraction):
         if max(value.numerator.bit_length(), value.denominator.bit_length()) > MOST_BITS:
             raise Unreadable("too large")
@@ -53,12 +54,14 @@ def _held(value):
 def _real(value):
     """An exact value as a rounded one."""
     if isinstance(value, Fraction):
+        if max(value.numerator.bit_length(), value.denominator.bit_length()) > MOST_BITS_ROUNDED:
+            raise Unreadable("too long to be rounded")
         return _held(_reals().mpf(value.numerator) / value.denominator) * _reals().one
     return value
 
 
 def _value(node, point):
-    """The value at a point {name: Fraction}: a Fraction where it is known exactly, else a number of 4,000 bits."""
+    """The value at a point {name: Fraction}: a Fraction where it is known exactly, else a number of 8,000 bits."""
     kind, *parts = node
     if kind == "number":
         return parts[0]
@@ -225,7 +228,7 @@ def _coordinate(name, number):
 def _same_number(a, b):
     """Equal at every point where both are real, and there are such."""
     names, met = sorted(_names(a) | _names(b)), 0
-    if len(names) > 8:
+    if len(names) > 6:
         raise Unreadable("too many names")
     for point in _points(names) if names else [{}]:
         try:
@@ -239,7 +242,7 @@ def _same_number(a, b):
 
 
 def _close(x, y):
-    """Equal; where one is rounded, up to 2^-2500 of its size."""
+    """Equal; where one is rounded, up to 2^-6000 of its size."""
     if isinstance(x, Fraction) and isinstance(y, Fraction) or not x or not y:
         return x == y
     difference = _real(x) - _real(y)

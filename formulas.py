@@ -12,7 +12,7 @@ from fractions import Fraction
 
 LONGEST = 400  # characters of a formula
 DEEPEST = 20  # brackets in one another
-MOST_FUNCTIONS = 8  # of roots, logarithms, sines and powers that are no plain number: a millisecond each and point
+MOST_FUNCTIONS = 6  # of roots, logarithms, sines and powers that are no plain number: milliseconds each and point
 
 
 class Unreadable(ValueError):

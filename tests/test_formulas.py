@@ -354,11 +354,12 @@ def test_the_oracle_can_fail():
 
 def main(count, out=None):
     began = time.process_time()
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     found = judged(count)
     missed = Counter(kind for kind, *_ in found["missed"])
     summary = {
         "command": " ".join(["python -m tests.test_formulas", *sys.argv[1:]]),
-        "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip(),
+        "commit": commit,
         "seed": SEED, "pairs": count, "equal": sum(found["equal"].values()), "different": count - sum(found["equal"].values()),
         "false_matches": len(found["false"]), "missed": len(found["missed"]),
         "by_kind": {kind: {"pairs": found["pairs"][kind], "equal": found["equal"][kind], "missed": missed[kind],
