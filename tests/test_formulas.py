@@ -48,7 +48,9 @@ def decimal(value):
 def rational(value, rng, alone=False):
     """A rational number: alone also as a mixed number, with a separator, in scientific notation."""
     sign, size = "-" if value < 0 else "", abs(value)
-    ways = [f"{sign}{size.p}"] if size.q == 1 else [sign + rf"\frac{{{size.p}}}{{{size.q}}}", sign + rf"\tfrac{{{size.p}}}{{{size.q}}}"]
+    ways = [f"{sign}{size.p}"]
+    if size.q > 1:
+        ways = [sign + rf"\frac{{{size.p}}}{{{size.q}}}", sign + rf"\tfrac{{{size.p}}}{{{size.q}}}"]
     if size.q > 1 and size.p < 10 and size.q < 10:
         ways.append(sign + rf"\frac{size.p}{size.q}")
     if decimal(value):
@@ -57,7 +59,8 @@ def rational(value, rng, alone=False):
         ways.append(f"{sign}{size.p}/{size.q}")
         if size > 1:
             whole, rest = divmod(size.p, size.q)
-            ways += [f"{sign}{whole} {rest}/{size.q}", rf"{sign}{whole}\frac{{{rest}}}{{{size.q}}}", rf"{sign}{whole}\,\tfrac{{{rest}}}{{{size.q}}}"]
+            ways += [f"{sign}{whole} {rest}/{size.q}", rf"{sign}{whole}\frac{{{rest}}}{{{size.q}}}",
+                     rf"{sign}{whole}\,\tfrac{{{rest}}}{{{size.q}}}"]
     return rng.choice(ways)
 
 
@@ -81,7 +84,8 @@ def spell(made, rng, alone=True):
         rng.shuffle(terms)
         said = [spell(term, rng, False) for term in terms]
         space = rng.choice(["", " "])
-        return said[0] + "".join(f"{space}-{space}{term[1:]}" if term.startswith("-") else f"{space}+{space}{term}" for term in said[1:])
+        signed = [f"{space}-{space}{term[1:]}" if term.startswith("-") else f"{space}+{space}{term}" for term in said[1:]]
+        return said[0] + "".join(signed)
     if made.is_Mul:
         return product(made, rng)
     if made.is_Pow:
@@ -94,7 +98,8 @@ def spell(made, rng, alone=True):
 def grouped(made, rng):
     """A factor, in brackets where it is a sum, a product or a signed number."""
     said = spell(made, rng, False)
-    plain = made.is_Symbol or made == sp.pi or made.is_Integer and made >= 0 or made.is_Pow and made.exp.is_positive or made.is_Function
+    plain = (made.is_Symbol or made == sp.pi or made.is_Integer and made >= 0 or made.is_Pow and made.exp.is_positive
+             or made.is_Function)
     return said if plain and "/" not in said else rng.choice([f"({said})", rf"\left({said}\right)"])
 
 
@@ -118,9 +123,11 @@ def power(made, rng):
     base, exponent = made.args
     if exponent == sp.Rational(1, 2):
         said = spell(base, rng, False)
-        return rng.choice([rf"\sqrt{{{said}}}", rf"\sqrt{{{said}}}", f"sqrt({said})", rf"{grouped(base, rng)}^{{1/2}}", rf"{grouped(base, rng)}^{{0.5}}"])
+        powers = [rf"{grouped(base, rng)}^{{1/2}}", rf"{grouped(base, rng)}^{{0.5}}"]
+        return rng.choice([rf"\sqrt{{{said}}}", rf"\sqrt{{{said}}}", f"sqrt({said})", *powers])
     if exponent.could_extract_minus_sign():
-        ways = [fraction("1", spell(base**-exponent, rng, False), rng), rf"{grouped(base, rng)}^{{{spell(exponent, rng, False)}}}"]
+        ways = [fraction("1", spell(base**-exponent, rng, False), rng),
+                rf"{grouped(base, rng)}^{{{spell(exponent, rng, False)}}}"]
         return rng.choice(ways)
     inside = spell(exponent, rng, False)
     ways = [f"{{{inside}}}"] + ([inside] if exponent.is_Integer else []) + ([f"({inside})"] if "frac" not in inside else [])
@@ -142,27 +149,32 @@ def other_number(value, rng):
 
 def polynomial(rng):
     letters = rng.sample(LETTERS, rng.choice([1, 2]))
-    return sum((number(rng) * sp.Mul(*(letter ** rng.randint(0, 3) for letter in letters)) for _ in range(rng.randint(2, 3))), sp.Integer(0))
+    terms = (number(rng) * sp.Mul(*(letter ** rng.randint(0, 3) for letter in letters)) for _ in range(rng.randint(2, 3)))
+    return sum(terms, sp.Integer(0))
 
 
 def surd(rng):
-    return sum((number(rng) * sp.sqrt(rng.randint(2, 60)) ** rng.choice([1, 1, -1]) for _ in range(rng.choice([1, 1, 2]))), number(rng) * rng.choice([0, 1]))
+    terms = (number(rng) * sp.sqrt(rng.randint(2, 60)) ** rng.choice([1, 1, -1]) for _ in range(rng.choice([1, 1, 2])))
+    return sum(terms, number(rng) * rng.choice([0, 1]))
 
 
 def factored(rng):
     letters = rng.sample(LETTERS, 2)
-    return sp.Mul(*((letters[0] + number(rng) * letters[1] ** rng.randint(0, 1)) ** rng.choice([1, 2, -1]) for _ in range(2))) * number(rng)
+    factors = ((letters[0] + number(rng) * letters[1] ** rng.randint(0, 1)) ** rng.choice([1, 2, -1]) for _ in range(2))
+    return sp.Mul(*factors) * number(rng)
 
 
 def root_of_letters(rng):
     """Roots that hold for the letters' own sign only where they are real: \\sqrt{1/n}, \\sqrt{x}/\\sqrt{y}."""
     a, b = rng.sample(LETTERS, 2)
-    return number(rng) * rng.choice([sp.sqrt(1 / a), sp.sqrt(a) * b, sp.sqrt(a + b) / b, sp.sqrt(a) / (a + 1), (a + 2) ** sp.Rational(3, 2)])
+    return number(rng) * rng.choice([sp.sqrt(1 / a), sp.sqrt(a) * b, sp.sqrt(a + b) / b, sp.sqrt(a) / (a + 1),
+                                     (a + 2) ** sp.Rational(3, 2)])
 
 
 def elementary(rng):
     a, b = rng.sample(LETTERS, 2)
-    return number(rng) * rng.choice([sp.sin(a) + sp.cos(b), sp.exp(a) * b, sp.log(a) + b, sp.sin(a + b), sp.tan(a) * sp.pi, sp.pi * a**2, sp.cos(sp.pi * a)])
+    return number(rng) * rng.choice([sp.sin(a) + sp.cos(b), sp.exp(a) * b, sp.log(a) + b, sp.sin(a + b), sp.tan(a) * sp.pi,
+                                     sp.pi * a**2, sp.cos(sp.pi * a)])
 
 
 def huge(rng):
@@ -175,8 +187,12 @@ def other(made, rng):
     atoms = sorted(made.atoms(sp.Rational, sp.Symbol), key=str)
     for _ in range(20):
         atom = rng.choice(atoms)
-        new = rng.choice([letter for letter in LETTERS if letter != atom]) if atom.is_Symbol else atom + rng.choice([1, -1, 2, sp.Rational(1, 1000)])
-        changed = rng.choice([made.xreplace({atom: new}), made + sp.Rational(1, 10**9), made * 2, -made, made * rng.choice(LETTERS), 1 / made])
+        if atom.is_Symbol:
+            new = rng.choice([letter for letter in LETTERS if letter != atom])
+        else:
+            new = atom + rng.choice([1, -1, 2, sp.Rational(1, 1000)])
+        changed = rng.choice([made.xreplace({atom: new}), made + sp.Rational(1, 10**9), made * 2, -made,
+                              made * rng.choice(LETTERS), 1 / made])
         if not changed.has(sp.zoo, sp.nan, sp.oo, sp.I) and proven(made, changed, False):
             return changed
     return made + 1
@@ -184,13 +200,15 @@ def other(made, rng):
 
 def forms(made, rng):
     """The same expression in another form, by sympy."""
-    small = all(part.exp.is_Rational and abs(part.exp) < 9 and part.exp.q < 3 for part in made.atoms(sp.Pow))  # factoring x^120 - 1 takes minutes
-    surds = not made.free_symbols and small
-    return rng.choice([sp.expand, sp.factor if small else sp.expand, sp.together, lambda same: same, sp.radsimp if surds else sp.expand])(made)
+    small = all(part.exp.is_Rational and abs(part.exp) < 9 and part.exp.q < 3 for part in made.atoms(sp.Pow))
+    surds = not made.free_symbols and small  # and factoring x^120 - 1 takes minutes
+    change = [sp.expand, sp.factor if small else sp.expand, sp.together, lambda same: same, sp.radsimp if surds else sp.expand]
+    return rng.choice(change)(made)
 
 
 TINY = sp.Rational(1, 10)
-POINTS = [{letter: sp.Rational(p, 7) for letter, p in zip(LETTERS, values)} for values in ((9, 16, 25, 11), (3, 5, 2, 6), (40, 31, 23, 19))]
+POINTS = [{letter: sp.Rational(p, 7) for letter, p in zip(LETTERS, sevenths)}
+          for sevenths in ((9, 16, 25, 11), (3, 5, 2, 6), (40, 31, 23, 19))]
 
 
 def proven(a, b, equal):
@@ -200,17 +218,19 @@ def proven(a, b, equal):
     difference = a - b
     if equal and sp.expand(difference) == 0:
         return True
-    values = [value for value in (difference.subs(point) for point in POINTS) if value.is_Rational or value.evalf(15, maxn=2000).is_Float]
+    values = [difference.subs(point) for point in POINTS]
+    values = [value for value in values if value.is_Rational or value.evalf(15, maxn=2000).is_Float]
     if equal:
-        return bool(values) and all(value == 0 if value.is_Rational else abs(value.evalf(320, maxn=2000)) < TINY ** 300 for value in values)
+        zeros = [value == 0 if value.is_Rational else abs(value.evalf(320, maxn=2000)) < TINY ** 300 for value in values]
+        return bool(zeros) and all(zeros)
     return any(value != 0 if value.is_Rational else abs(value.evalf(15, maxn=2000)) > TINY ** 200 for value in values)
 
 
 # --- Pairs --------------------------------------------------------------------------------------------------------
 # A kind makes (text, text) of an equal or a different pair, or None where sympy does not prove it.
 
-EXPRESSIONS = {"roots": surd, "polynomials": polynomial, "quotients": factored, "roots of letters": root_of_letters, "functions": elementary,
-               "huge and small powers": huge}
+EXPRESSIONS = {"roots": surd, "polynomials": polynomial, "quotients": factored, "roots of letters": root_of_letters,
+               "functions": elementary, "huge and small powers": huge}
 
 
 def expressions(make):
@@ -228,11 +248,12 @@ def numbers(rng, equal):
 
 def scientific(rng, equal):
     digits, exponent = sp.Rational(rng.randint(11, 99), 10), rng.choice([-12, -6, -3, 2, 3, 5, 9, 23, 60, -60])
-    other_digits, other_exponent = (digits, exponent) if equal else rng.choice([(digits + sp.Rational(1, 10), exponent), (digits, exponent + 1), (digits, -exponent), (-digits, exponent)])
+    different = [(digits + sp.Rational(1, 10), exponent), (digits, exponent + 1), (digits, -exponent), (-digits, exponent)]
+    other_digits, other_exponent = (digits, exponent) if equal else rng.choice(different)
     said = []
     for d, e in ((digits, exponent), (other_digits, other_exponent)):
         d, e = rng.choice([(d, e), (d * 10, e - 1), (d / 10, e + 1)])
-        said.append(rng.choice([rf"{decimal(d)} \times 10^{{{e}}}", rf"{decimal(d)}\cdot 10^{{{e}}}", f"{decimal(d)}e{e}", f"{decimal(d)} x 10^{e}", f"{decimal(d)}×10^({e})"]))
+        said.append(decimal(d) + rng.choice([rf" \times 10^{{{e}}}", rf"\cdot 10^{{{e}}}", f"e{e}", f" x 10^{e}", f"×10^({e})"]))
     return tuple(said)
 
 
@@ -271,15 +292,17 @@ def intervals(rng, equal):
     if equal:
         return listed(ends, brackets, rng), listed(ends, brackets, rng)
     if rng.random() < 0.5:
-        return listed(ends, brackets, rng), listed(ends, rng.choice([(a, b) for a in "([" for b in ")]" if (a, b) != brackets]), rng)
+        others = [(a, b) for a in "([" for b in ")]" if (a, b) != brackets]
+        return listed(ends, brackets, rng), listed(ends, rng.choice(others), rng)
     return listed(ends, brackets, rng), listed([ends[0], other_number(ends[1], rng)], brackets, rng)
 
 
 def sets(rng, equal):
-    items = list({item(rng) for _ in range(3)})
+    items = list(dict.fromkeys(item(rng) for _ in range(3)))
     changed = rng.sample(items, len(items))
     if not equal:
-        changed = changed[1:] if rng.random() < 0.5 else changed[1:] + [sum((abs(made) for made in items if made.is_number), sp.Integer(50))]
+        new = sum((abs(made) for made in items if made.is_number), sp.Integer(50))
+        changed = changed[1:] if rng.random() < 0.5 else changed[1:] + [new]
     return listed(items, (r"\{", r"\}"), rng), listed(changed, (r"\{", r"\}"), rng)
 
 
@@ -364,7 +387,8 @@ def main(count, out=None):
         "false_matches": len(found["false"]), "missed": len(found["missed"]),
         "by_kind": {kind: {"pairs": found["pairs"][kind], "equal": found["equal"][kind], "missed": missed[kind],
                            "missed_share": round(missed[kind] / max(found["equal"][kind], 1), 4)} for kind in KINDS},
-        "sympy": sp.__version__, "cpu_seconds": round(time.process_time() - began, 1), "false": found["false"][:50], "missed_examples": found["missed"][:20]}
+        "sympy": sp.__version__, "cpu_seconds": round(time.process_time() - began, 1),
+        "false": found["false"][:50], "missed_examples": found["missed"][:20]}
     print(json.dumps(summary, indent=1, ensure_ascii=False))
     if out:
         Path(out).write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
