@@ -84,8 +84,8 @@ RELATIONS = {"=", "!=", "<", "<=", ">", ">="}
 ARITHMETIC = re.compile(r"[-+]?[0-9 .]+(?:[-+*]|/[0-9 .]+[-+*/])[-+*/0-9 .]*")  # 3-5 may be a range, 2*3 a size, 1/2/3 a date
 SEPARATED = re.compile(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
 MIXED = re.compile(r"""                                   # 1 1/4 where nothing else stands beside it: within a formula it
-    (?:(?<=[,;(\[{=<>])|^) \s*(-?)\s* ([0-9]{1,9})         # might be a product
-    (?: \s+([0-9]{1,9})\s*/\s*([0-9]{1,9}) | \s*\\[dt]?frac\s*(?:\{([0-9]{1,9})\}\s*\{([0-9]{1,9})\}|([0-9])\s*([0-9])) )
+    (?:(?<=[,;(\[{=<>])|^) \s*(-?)\s* ([0-9]{1,60})         # might be a product
+    (?: \s+([0-9]{1,60})\s*/\s*([0-9]{1,60}) | \s*\\[dt]?frac\s*(?:\{([0-9]{1,60})\}\s*\{([0-9]{1,60})\}|([0-9])\s*([0-9])) )
     \s*(?=$|[,;)\]}=<>\\])""", re.VERBOSE)
 MINUS_ONE = ("number", Fraction(-1))
 
@@ -157,14 +157,19 @@ class _Reader:
         return made
 
     def product(self):
-        made, sign = self.power(), "*"
+        made = last = self.power()
+        sign = "*"
         while True:
             if said := self.take("*", "/"):
-                made, sign = (said, made, self.power()), said
+                sign, last = said, self.power()
+                made = (said, made, last)
             elif self.begins_factor():
+                before, last = last, self.power()
                 if sign == "/":
                     raise Unreadable("1/2x is a half of x to some and 1/(2x) to others")
-                made = ("*", made, self.power())
+                if before[0] == "number" and last[0] == "/" and last[1][0] == last[2][0] == "number":
+                    raise Unreadable("3\\frac{1}{2} is a mixed number to some and a product to others")
+                made = ("*", made, last)
             else:
                 return made
 
