@@ -85,7 +85,8 @@ ARITHMETIC = re.compile(r"[-+]?[0-9 .]+(?:[-+*]|/[0-9 .]+[-+*/])[-+*/0-9 .]*")  
 SEPARATED = re.compile(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
 MIXED = re.compile(r"""                                   # 1 1/4 where nothing else stands beside it: within a formula it
     (?:(?<=[,;(\[{=<>])|^) \s*(-?)\s* ([0-9]{1,60})         # might be a product
-    (?: \s+([0-9]{1,60})\s*/\s*([0-9]{1,60}) | \s*\\[dt]?frac\s*(?:\{([0-9]{1,60})\}\s*\{([0-9]{1,60})\}|([0-9])\s*([0-9])) )
+    (?: \s+([0-9]{1,60})\s*/\s*([0-9]{1,60})
+      | \s*\\[dt]?frac\s*(?:\{([0-9]{1,60})\}\s*\{([0-9]{1,60})\}|([0-9])\s*([0-9])) )
     \s*(?=$|[,;)\]}=<>\\])""", re.VERBOSE)
 MINUS_ONE = ("number", Fraction(-1))
 
@@ -164,10 +165,11 @@ class _Reader:
                 sign, last = said, self.power()
                 made = (said, made, last)
             elif self.begins_factor():
-                before, last = last, self.power()
+                mixed = last[0] == "number" and self.next()[1] == "frac"
+                last = self.power()
                 if sign == "/":
                     raise Unreadable("1/2x is a half of x to some and 1/(2x) to others")
-                if before[0] == "number" and last[0] == "/" and last[1][0] == last[2][0] == "number":
+                if mixed and last[0] == "/" and last[1][0] == last[2][0] == "number":
                     raise Unreadable("3\\frac{1}{2} is a mixed number to some and a product to others")
                 made = ("*", made, last)
             else:
