@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import prompts
 from answers import AUXILIARY, answers_match, check_answer, extract_answer, read_options  # noqa: F401 - part of the interface
-from values import BOX, END_TOKEN, boxes, completion_text, normal, plain, tagged  # noqa: F401
+from values import BOX, END_TOKEN, boxes, completion_text, plain, tagged, unlatex  # noqa: F401
 
 # What a reward function returns where *external* evidence is missing: a served verifier that failed, another model's
 # reply that cannot be read. The trainer then masks the whole row, so that it neither scores 0 nor moves its group's
@@ -100,8 +100,8 @@ def parse_critique(text, format="strict"):
 
     strict: 1.0 for P, T and X, 0.5 for T and X, else 0, each part exactly once and with a letter or digit in it. P is
     <pred_think> then <pred>, both before <think>; T one <think> block; X one box after </think> with a readable verdict.
-    presence: the paper's literal reading, each tag (not empty) and a box somewhere. Two predictions, or one that follows <think>,
-    are refused: prediction None. What is copied from the prompt is no verdict.
+    presence: the paper's literal reading, each tag (not empty) and a box somewhere. Two predictions, or one that follows
+    <think>, are refused: prediction None. What is copied from the prompt is no verdict.
 
     A reasoning model's own <think> ... </think> (or, opened by its template, ... </think>) is set aside first, where it
     leads the text and another <think> follows it: the form. Without that, a leading <think> is the form's own.
@@ -166,7 +166,7 @@ def _without(text, tag):
 
 def _says_something(part):
     """Is there a letter or a digit in a part: no "...", no "?", nothing that cannot be seen?"""
-    said = FILLER.sub(" ", normal(html.unescape(part or "")))
+    said = FILLER.sub(" ", unlatex(html.unescape(part or "")))
     return any(character.isalnum() for character in said)
 
 
