@@ -40,7 +40,7 @@ AXES = {"prompt": (256, 1024, 2048), "completion": (64, 256), "group": (4, 8, 16
 MAIN, SMALL, BASE = (2048, 256, 8, 8), (256, 64, 4, 4), (1024, 64, 8, 8)
 GPU_POINT, TINY_POINT = (2048, 512, 8, 8), (64, 8, 4, 2)
 PARTS = ("generation", "reference", "forward", "backward", "step")
-CODE = ("analysis/bench_step.py", "training/shared_prefix.py", "training/shared_prefix.py", "trainer.py", "training/batches.py", "training/batches.py")
+CODE = ("analysis/bench_step.py", "training/shared_prefix.py", "training/batches.py", "trainer.py")
 PROCESSES = {"cpu": ("time", "stock", "ours"), "gpu": ("difference", *CONTENDERS), "tiny": ("difference", *CONTENDERS)}
 
 
