@@ -38,7 +38,7 @@ def read_object(line, where):
     try:
         record = json.loads(line)
     except ValueError as error:  # also bytes that are no UTF-8
-        raise RecordError(f"{where}: not JSON ({error}); is the line cut off?") from error
+        raise RecordError(f"{where}: not JSON ({error}); is the line cut off? An object is one line") from error
     if not isinstance(record, dict):
         raise RecordError(f"{where}: expected an object, got {type(record).__name__}")
     return record
