@@ -26,6 +26,7 @@ a question (by text and options). A text that goes with several clips ("Did it s
 import argparse
 import csv
 import functools
+import io
 import itertools
 import json
 import re
@@ -38,7 +39,7 @@ import data
 import prompts
 import rewards
 from data import pairing
-from data.files import content_sha, open_rows, provenance, read_rows, short_sha, write_result
+from data.files import append, content_sha, open_rows, provenance, read_rows, short_sha, write_result
 from judging import judges
 
 Source = namedtuple("Source", "name model base_url")
@@ -95,8 +96,7 @@ def complete_rows(path, settings, tasks, source, args, temperature, ask):
                     cut_off = reply.completion_tokens >= args.max_new_tokens
                     row |= {"text": reply.text, "cut_off": cut_off, "prompt_sha": short_sha(prompt), "seed": seed, **cost}
                     lines.append(json.dumps({"id": task[0], **row}) + "\n")
-            stream.write("".join(lines).encode())
-            stream.flush()
+            append(stream, "".join(lines).encode())
     return failed
 
 
@@ -230,16 +230,15 @@ def agreement(rows, one, other):
 
 def write_disputed(path, human, records, verified):
     """The CSV for people, whole or not at all; where it is itself `human`, the labels that they wrote into it stay."""
-    handed_back, temporary = human and Path(human).resolve() == path.resolve(), path.with_suffix(".tmp")
-    with temporary.open("w", encoding="utf-8", newline="") as stream:
-        table = csv.writer(stream)
-        table.writerow(["id", "correct", "question", "answer", "response"])
-        for row in verified:
-            disputed = row["correct"] is None and row["match"] is not None
-            if disputed or (handed_back and row["human"] is not None):
-                record, said = records[row["question"]], {True: "yes", False: "no", None: ""}[row["human"]]
-                table.writerow([row["id"], said, record["question"], record["answer"], row["text"]])
-    temporary.replace(path)
+    handed_back, stream = human and Path(human).resolve() == path.resolve(), io.StringIO(newline="")
+    table = csv.writer(stream)
+    table.writerow(["id", "correct", "question", "answer", "response"])
+    for row in verified:
+        disputed = row["correct"] is None and row["match"] is not None
+        if disputed or (handed_back and row["human"] is not None):
+            record, said = records[row["question"]], {True: "yes", False: "no", None: ""}[row["human"]]
+            table.writerow([row["id"], said, record["question"], record["answer"], row["text"]])
+    data.write_whole(path, stream.getvalue())
 
 
 def verify(args):

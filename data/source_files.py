@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow.parquet
 
-from data.files import RecordError, read_jsonl
+from data.files import RecordError, read_jsonl, write_whole
 from data.media import BadPicture, read_picture
 
 TABLES = (".parquet", ".jsonl", ".json", ".csv")
@@ -188,9 +188,7 @@ class Media:
         file = self.out / name
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
-            temporary = file.with_suffix(f".{os.getpid()}.tmp")
-            temporary.write_bytes(value)
-            temporary.replace(file)
+            write_whole(file, value)
         return name
 
 
