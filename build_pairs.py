@@ -298,10 +298,8 @@ def read_arguments(words=None):
     step.add_argument("--apart_from", nargs="*", help="JSONL files of questions or pairs to share nothing with")
     step.add_argument("--benchmark", action="store_true", help="both responses by one model; writes benchmark.jsonl and a card")
     step.add_argument("--pairs_per_question", type=int, default=1, help="at most so many pairs of different responses")
-    step.add_argument("--near", type=float, default=0.95, help="share of common words from which a pair is a near-duplicate")
-    step.add_argument("--max_chars", type=int, default=8000, help="characters of a response that a critic will see")
     args = parser.parse_args(words)
-    for name in ("n", "batch_size", "max_new_tokens", "max_frames", "max_chars", "pairs_per_question"):
+    for name in ("n", "batch_size", "max_new_tokens", "max_frames", "pairs_per_question"):
         if getattr(args, name, 1) < 1:
             parser.error(f"--{name} must be at least 1, got {getattr(args, name)}")
     if args.step == "pair" and args.benchmark and args.apart_from is None:

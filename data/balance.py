@@ -156,7 +156,8 @@ def score(train, test, judge):
     rows = []
     for pair, vote in zip(test, votes):
         side = random.Random(f"coin/{judge}/{pair['id']}").choice((1, 2)) if abs(vote) < 1e-9 else 1 if vote > 0 else 2
-        rows.append({"suite": pair.get("suite", ""), "cluster": pair.get("cluster", pair["id"]), "right": side == pair["preference"]})
+        right, question = side == pair["preference"], pair.get("cluster", pair["id"])
+        rows.append({"suite": pair.get("suite", ""), "cluster": question, "right": right})
     return rows
 
 

@@ -35,7 +35,8 @@ def open_clips(record, max_frames=8):
     """
     if record.get("frames"):
         frames = [enlarge(open_picture(path)) for path in record["frames"]]
-        return [{"frames": frames, "seconds": [float(time) for time in record.get("times") or (i / FPS for i in range(len(frames)))]}]
+        seconds = record.get("times") or [place / FPS for place in range(len(frames))]
+        return [{"frames": frames, "seconds": [float(time) for time in seconds]}]
     videos = record.get("videos") or [record["video"]] if record.get("video") or record.get("videos") else []
     return [read_clip(path, max(max_frames // len(videos), 1), record.get("span")) for path in videos]
 

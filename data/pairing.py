@@ -2,7 +2,6 @@
 
 import difflib
 import functools
-import os
 import random
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -10,8 +9,10 @@ from pathlib import Path
 from data import files
 from data.balance import blind_judges, choose, difference, features, style, table
 from data.files import read_rows
-from data.records import MEDIA, check_record, load_records, with_paths
+from data.records import MEDIA, check_record, load_records, with_paths, with_relative_paths
 
+NEAR = 0.95  # share of common words from which two responses are near-duplicates
+MAX_CHARS = 8000  # of a response that a critic will see
 OPTIONS = 64  # pairs of a question that are weighed against each other; where there are more, its id draws them
 
 
@@ -70,7 +71,7 @@ def shares(record, contents, words, own_words):
 # --- near-duplicates ----------------------------------------------------------------------------------------------------
 
 
-def refused(better, worse, near, max_chars):
+def refused(better, worse, near=NEAR, max_chars=MAX_CHARS):
     """Why two responses make no pair, or None: the same as far as a critic sees them, or nearly the same in words.
 
     >>> refused("It rolls off the edge. \\\\boxed{A}", "It rolls off the edge. \\\\boxed{B}", 0.95, 10)
@@ -97,7 +98,7 @@ def options_of(record, rows, args, counts):
     random.Random(f"{args.seed}/options/{record['id']}").shuffle(both)
     found = []
     for better, worse in both[:OPTIONS]:
-        why = refused(better[0], worse[0], args.near, args.max_chars)
+        why = refused(better[0], worse[0])
         if why:
             counts[why] += 1
         else:
@@ -147,7 +148,9 @@ def pair(args):
     chosen, dropped = choose(open_questions, args.seed, args.pairs_per_question)
     reasons["given up to keep its suite level"] += len({name for name, _ in dropped} - {name for name, _ in chosen})
     random_choice = {  # options stand in an order drawn by the id
-        (name, place): option for name, _, options in open_questions for place, option in enumerate(options[: args.pairs_per_question])
+        (name, place): option
+        for name, _, options in open_questions
+        for place, option in enumerate(options[: args.pairs_per_question])
     }
     before, after = (build(open_records, some, args) for some in (random_choice, chosen))
     if not after:
@@ -167,12 +170,7 @@ def build(records, chosen, args):
         record = records[name] | {"id": f"{name}#{place + 1}" if place else name}
         record |= {"cluster": name} if args.pairs_per_question > 1 else {}
         preference = random.Random(f"{args.seed}/order/{record['id']}").choice((1, 2))
-        for field in MEDIA:
-            if record.get(field):
-                single = isinstance(record[field], str)
-                paths = [os.path.relpath(path, args.out) for path in ([record[field]] if single else record[field])]
-                record[field] = paths[0] if single else paths
-        pairs.append(record | ordered_pair(record, better, worse, preference))
+        pairs.append(with_relative_paths(record, args.out) | ordered_pair(record, better, worse, preference))
     return pairs
 
 

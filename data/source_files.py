@@ -65,8 +65,8 @@ def table_files(path, subset=None):
     """
     if path.is_file():
         return [path]
-    found = [file for file in sorted(path.rglob("*")) if file.suffix in TABLES and not file.name.startswith((".", "dataset_info"))]
-    found = [file for file in found if not subset or subset in file.relative_to(path).as_posix()]
+    found = [file for file in sorted(path.rglob("*")) if file.suffix in TABLES and (subset or "") in str(file.relative_to(path))]
+    found = [file for file in found if not file.name.startswith((".", "dataset_info"))]  # a hub's own notes
     kinds = {file.suffix: file for file in found}
     if not found:
         raise RecordError(f"{path}: no {', '.join(TABLES)} here" + (f" with {subset!r} in its path" if subset else ""))
