@@ -8,15 +8,16 @@
 A model is a folder, a hub id, or URL#MODEL of an OpenAI-compatible server (http://localhost:8000/v1#Qwen2.5-VL-72B, frames
 go along as data URLs); `name=` before it sets the source's name. Every step may be killed and started again.
 
-sample   N = 8 chain-of-thought responses a question and model, temperature 0.6 (PhyCritic, section 4)
-         -> responses/<source>.jsonl
+sample   N = 8 chain-of-thought responses a question and model, temperature 0.6 (PhyCritic, section 4); with --one_model
+         each question goes to one of the models, as in the paper's benchmark -> responses/<source>.jsonl
 verify   the project's own answer matching; where --verifier is given, a model's opinion on free text; where --human is
          given, a CSV with columns id and correct (yes or no). People overrule both; where only the first two differ the
          response is disputed and in no pair. The paper lets one model decide. -> verified.jsonl, verify.json (kappas),
          disputed.csv (fill in its column and hand it back as --human)
-pair     one right and one wrong response of a question, so chosen that length, source, style and position do not tell
-         them apart (data/pairing.py, analysis/pair_balance.py). Near-duplicates are refused. -> pairs.jsonl, pairs.json, pairs.md; with
-         --benchmark (JudgeBench's protocol: both responses by one model, one pair a question) -> benchmark.jsonl, card.md
+pair     one right and one wrong response of a question (--pairs_per_question: several such pairs), so chosen that length,
+         source, style and position do not tell them apart (data/pairing.py, data/balance.py). Near-duplicates are refused.
+         -> pairs.jsonl, pairs.json, pairs.md; with --benchmark (JudgeBench's protocol: both responses by one model, one
+         pair a question) -> benchmark.jsonl, card.md
 
 --apart_from names files of questions or pairs with which nothing may be shared: neither a clip or frame (by content) nor
 a question (by text and options). A text that goes with several clips ("Did it succeed?") is a template: there clips decide.
@@ -25,6 +26,7 @@ a question (by text and options). A text that goes with several clips ("Did it s
 import argparse
 import csv
 import functools
+import io
 import itertools
 import json
 import re
@@ -37,7 +39,7 @@ import data
 import prompts
 import rewards
 from data import pairing
-from data.files import content_sha, open_rows, provenance, read_rows, short_sha, write_result
+from data.files import append, content_sha, open_rows, provenance, read_rows, short_sha, write_result
 from judging import judges
 
 Source = namedtuple("Source", "name model base_url")
@@ -94,8 +96,7 @@ def complete_rows(path, settings, tasks, source, args, temperature, ask):
                     cut_off = reply.completion_tokens >= args.max_new_tokens
                     row |= {"text": reply.text, "cut_off": cut_off, "prompt_sha": short_sha(prompt), "seed": seed, **cost}
                     lines.append(json.dumps({"id": task[0], **row}) + "\n")
-            stream.write("".join(lines).encode())
-            stream.flush()
+            append(stream, "".join(lines).encode())
     return failed
 
 
@@ -129,9 +130,13 @@ def sample(args):
         return {"question": record["id"], "source": source.name, "sample": number}, prompt, shown
 
     settings = {"questions": content_sha(args.questions), "n": args.n, "max_frames": args.max_frames}
+    names = sorted(source.name for source in sources)
+    settings |= {"one_model": names} if args.one_model else {}
+    by = {r["id"]: names[int(short_sha(args.seed, r["id"]), 16) % len(names)] for r in records if args.one_model}
     failed = Counter()
     for source in sources:
         tasks = [(f"{record['id']}/{source.name}/{k}", record, k) for record in records for k in range(args.n)]
+        tasks = [task for task in tasks if by.get(task[1]["id"], source.name) == source.name]
         path = args.out / "responses" / f"{source.name}.jsonl"
         failed += complete_rows(path, dict(settings), tasks, source, args, args.temperature, ask)
         print(f"{path}: {len(read_rows(path))} of {len(tasks)} responses")
@@ -225,16 +230,15 @@ def agreement(rows, one, other):
 
 def write_disputed(path, human, records, verified):
     """The CSV for people, whole or not at all; where it is itself `human`, the labels that they wrote into it stay."""
-    handed_back, temporary = human and Path(human).resolve() == path.resolve(), path.with_suffix(".tmp")
-    with temporary.open("w", encoding="utf-8", newline="") as stream:
-        table = csv.writer(stream)
-        table.writerow(["id", "correct", "question", "answer", "response"])
-        for row in verified:
-            disputed = row["correct"] is None and row["match"] is not None
-            if disputed or (handed_back and row["human"] is not None):
-                record, said = records[row["question"]], {True: "yes", False: "no", None: ""}[row["human"]]
-                table.writerow([row["id"], said, record["question"], record["answer"], row["text"]])
-    temporary.replace(path)
+    handed_back, stream = human and Path(human).resolve() == path.resolve(), io.StringIO(newline="")
+    table = csv.writer(stream)
+    table.writerow(["id", "correct", "question", "answer", "response"])
+    for row in verified:
+        disputed = row["correct"] is None and row["match"] is not None
+        if disputed or (handed_back and row["human"] is not None):
+            record, said = records[row["question"]], {True: "yes", False: "no", None: ""}[row["human"]]
+            table.writerow([row["id"], said, record["question"], record["answer"], row["text"]])
+    data.write_whole(path, stream.getvalue())
 
 
 def verify(args):
@@ -286,20 +290,22 @@ def read_arguments(words=None):
     step.add_argument("--n", type=int, default=8, help="responses a question and model")
     step.add_argument("--temperature", type=float, default=0.6)
     step.add_argument("--max_frames", type=int, default=8, help="frames taken of a video")
+    step.add_argument("--one_model", action="store_true", help="ask one of the models each question, drawn by the question's id")
     step = steps.add_parser("verify", parents=[shared, asking], help="which responses are right")
     step.add_argument("--verifier", help="a model, written as in --models, that judges answers in free text")
     step.add_argument("--human", help="CSV with columns id and correct")
     step = steps.add_parser("pair", parents=[shared], help="one right and one wrong response a question")
     step.add_argument("--apart_from", nargs="*", help="JSONL files of questions or pairs to share nothing with")
     step.add_argument("--benchmark", action="store_true", help="both responses by one model; writes benchmark.jsonl and a card")
-    step.add_argument("--near", type=float, default=0.95, help="share of common words from which a pair is a near-duplicate")
-    step.add_argument("--max_chars", type=int, default=8000, help="characters of a response that a critic will see")
+    step.add_argument("--pairs_per_question", type=int, default=1, help="at most so many pairs of different responses")
     args = parser.parse_args(words)
-    for name in ("n", "batch_size", "max_new_tokens", "max_frames", "max_chars"):
+    for name in ("n", "batch_size", "max_new_tokens", "max_frames", "pairs_per_question"):
         if getattr(args, name, 1) < 1:
             parser.error(f"--{name} must be at least 1, got {getattr(args, name)}")
     if args.step == "pair" and args.benchmark and args.apart_from is None:
         parser.error("--benchmark needs --apart_from with the files of the training questions (or nothing after it)")
+    if args.step == "pair" and args.benchmark and args.pairs_per_question > 1:
+        parser.error("--benchmark has one pair a question; leave --pairs_per_question out")
     return args
 
 

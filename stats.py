@@ -195,6 +195,17 @@ def paired_difference(a, b):
     return {"points": 100 * value, "low": 100 * low, "high": 100 * high, "p": p, "n": n}
 
 
+def cell(entry):
+    """An estimate in percent, for a table.
+
+    >>> cell({"value": 0.5, "low": 0.4, "high": 0.6})
+    '50.0 [40.0, 60.0]'
+    """
+    if entry["value"] is None:
+        return "too few pairs"
+    return f"{100 * entry['value']:.1f} [{100 * entry['low']:.1f}, {100 * entry['high']:.1f}]"
+
+
 def share(entry):
     """An estimate as text.
 

@@ -16,7 +16,7 @@ import argparse
 from pathlib import Path
 
 from data.files import read_rows
-from data.pairing import blind_judges, table
+from data.balance import blind_judges, table
 
 
 def main(args):

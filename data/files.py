@@ -1,6 +1,7 @@
 """Files: JSON lines read with a clear error, written whole or not at all; what names a file's content, and what made a result.
 """
 
+import contextlib
 import fcntl
 import functools
 import hashlib
@@ -10,6 +11,7 @@ import platform
 import shlex
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 from stats import row_key
@@ -38,7 +40,7 @@ def read_object(line, where):
     try:
         record = json.loads(line)
     except ValueError as error:  # also bytes that are no UTF-8
-        raise RecordError(f"{where}: not JSON ({error}); is the line cut off?") from error
+        raise RecordError(f"{where}: not JSON ({error}); is the line cut off? An object is one line") from error
     if not isinstance(record, dict):
         raise RecordError(f"{where}: expected an object, got {type(record).__name__}")
     return record
@@ -50,10 +52,22 @@ def read_jsonl(path):
 
 
 def write_whole(path, content):
-    """Write a text (as UTF-8) or bytes to a file, whole or not at all."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
-    temporary.replace(path)
+    """Write a text (as UTF-8) or bytes to a file, whole or not at all; OSError names the file, which stays as it was."""
+    path = Path(path)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")  # two writers do not meet in it
+    try:
+        temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+        temporary.replace(path)
+    except OSError as error:
+        raise cannot_write(error, path) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def cannot_write(error, path):
+    """The same kind of OSError, with the file's name (a full disk's own has none) and what can be done."""
+    return type(error)(error.errno, f"{error.strerror}; make room, or give another place to write to", str(path))
 
 
 def write_lines(path, rows):
@@ -64,10 +78,13 @@ def write_lines(path, rows):
 def open_lines(path):
     """A JSONL file to read and append to, locked until the process ends; a last line that a kill cut off is removed.
 
-    Raises BlockingIOError where another process has it open so.
+    Raises BlockingIOError where another process has it open so, another OSError where nothing can be written there.
     """
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    stream = Path(path).open("a+b")
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        stream = Path(path).open("a+b")
+    except OSError as error:
+        raise cannot_write(error, path) from error
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the process ends, however it ends
     except BlockingIOError:
@@ -83,6 +100,15 @@ def open_lines(path):
             break
     stream.truncate(end)
     return stream
+
+
+def append(stream, lines):
+    """Append bytes to an open file, at once; OSError names it where the disk is full (open_lines removes what was begun)."""
+    try:
+        stream.write(lines)
+        stream.flush()
+    except OSError as error:
+        raise cannot_write(error, stream.name) from error
 
 
 def read_rows(path, without=None):

@@ -8,9 +8,13 @@ the key frame before it. In memory are one frame as it is decoded and the images
 """
 
 import bisect
+import functools
+import os
+import sys
 
 import av
-from PIL import Image
+import numpy as np
+from PIL import Image, ImageOps
 
 from data.files import RecordError
 
@@ -29,18 +33,74 @@ def open_clips(record, max_frames=8):
     spaced frames are taken, and seconds count from the file's first frame; `videos` are a clip each, with its share of
     `max_frames`. `span` names the first and the last frame of a video that count, from 0.
     """
-    images = []
-    for frame in record.get("frames") or []:
-        try:
-            with Image.open(frame) as image:
-                images.append(image.convert("RGB"))
-        except (OSError, SyntaxError) as error:  # a cut file's own message names no file
-            raise RecordError(f"{frame}: cannot be opened as an image ({error}); copy it again, or leave its rows out") from error
-    if images:
-        seconds = record.get("times") or [place / FPS for place in range(len(images))]
-        return [{"frames": [enlarge(image) for image in images], "seconds": [float(time) for time in seconds]}]
+    if record.get("frames"):
+        frames = [enlarge(open_picture(path)) for path in record["frames"]]
+        seconds = record.get("times") or [place / FPS for place in range(len(frames))]
+        return [{"frames": frames, "seconds": [float(time) for time in seconds]}]
     videos = record.get("videos") or [record["video"]] if record.get("video") or record.get("videos") else []
     return [read_clip(path, max(max_frames // len(videos), 1), record.get("span")) for path in videos]
+
+
+class BadPicture(Exception):
+    """A file that is no single picture; the message is the detail, `reason` and `remedy` are said around it."""
+
+    def __init__(self, reason, detail, remedy="copy it again"):
+        super().__init__(detail)
+        self.reason, self.remedy = reason, remedy
+
+
+def open_picture(path):
+    """The picture as an RGB image (see read_picture); raises RecordError with the path and a remedy."""
+    try:
+        return read_picture(path)[0]
+    except BadPicture as bad:
+        raise RecordError(f"{path}: {bad.reason} as an image ({bad}); {bad.remedy}, or leave its rows out") from bad
+
+
+def read_picture(file):
+    """(RGB image, format) of a path or stream: upright as its EXIF data asks, transparent parts on white, 16 bits made 8.
+
+    Raises BadPicture for what cannot be read, is larger than Pillow deems safe (179 million pixels), carries more compressed
+    text or profile than it deems safe, has several frames (GIF, WebP, APNG; a clip's frames are files), or whose values have
+    no known range. A photograph with a preview beside it (MPO) is one picture.
+    """
+    try:
+        with Image.open(file) as image:
+            if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":
+                detail, remedy = f"{image.n_frames} frames in a {image.format}", "save its frames as files, or make it a video"
+                raise BadPicture("is animated and cannot be opened", detail, remedy)
+            image.load()
+            return flat(ImageOps.exif_transpose(image)), image.format
+    except Image.DecompressionBombError as error:
+        raise BadPicture("is too large to be opened", error, "make it smaller") from error
+    except ValueError as error:  # Pillow's guards against compressed text and profiles
+        raise BadPicture("has too much text or profile to be opened", error, "save it without these") from error
+    except (OSError, SyntaxError) as error:  # a cut file's own message names no file
+        raise BadPicture("cannot be opened", error) from error
+
+
+def flat(image):
+    """The image as RGB: 16-bit grey scaled to 8 bits, transparency laid on white.
+
+    >>> flat(Image.new("LA", (1, 1), (0, 0))).getpixel((0, 0)), flat(Image.new("I;16", (1, 1), 65535)).getpixel((0, 0))
+    ((255, 255, 255), (255, 255, 255))
+    """
+    if image.mode[0] in "IF":
+        values = np.asarray(image)
+        if values.dtype.kind == "f" or values.min() < 0 or values.max() > 65535:
+            raise BadPicture("has values of no known range", f"{values.min()} to {values.max()}", "save it with 8 bits")
+        note_once("16-bit grey pictures are scaled to 8 bits (65535 becomes 255)")
+        image = Image.fromarray((values // 257).astype(np.uint8))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert("RGB")
+
+
+@functools.cache
+def note_once(text):
+    """Say it on stderr, the first time only."""
+    print(f"note: {text}", file=sys.stderr)
 
 
 def enlarge(image, least=28):
@@ -174,15 +234,27 @@ def check_whole(container, stream, times, end, path):
     """Raise RecordError where the file holds clearly less than its header promises.
 
     Frames are counted only in AVI, whose duration is guessed from the file's size; an mp4 that was trimmed without being
-    encoded again counts frames that it does not show.
+    encoded again counts frames that it does not show. In AVI a time is a frame's number: repeated frames are empty there, and
+    are counted without being shown.
     """
+    if container.format.name == "avi" and riff_is_whole(path):
+        return
     pause = max((after - before for before, after in zip(times, times[1:])), default=0) * stream.time_base
     start = (container.start_time or 0) / av.time_base
+    if "matroska" in container.format.name:
+        start = min(start, 0)  # its duration counts from 0, wherever the first frame stands
     short = (container.duration or 0) / av.time_base - (end - start)
     if short > SLACK + pause:
         raise RecordError(f"{path}: ends {float(short):.1f} s before its header says; is it cut off? Copy it again")
-    if container.format.name == "avi" and len(times) < stream.frames:
+    if container.format.name == "avi" and times[-1] < stream.frames - 1:
         raise RecordError(f"{path}: holds {len(times)} of {stream.frames} frames; is it cut off? Copy it again")
+
+
+def riff_is_whole(path):
+    """Whether an AVI ends where its header says; beyond 1 GB it has several parts, and the first says nothing of the others."""
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8)[4:], "little")
+    return os.path.getsize(path) - 8 - size in (0, 1)
 
 
 def decode(path, times, places, keys, max_pixels):

@@ -1,21 +1,18 @@
-"""The last step of build_pairs.py: choose one right and one wrong response a question, and say what was refused and why."""
+"""The last step of build_pairs.py: choose pairs of a right and a wrong response, and say what was refused and why."""
 
 import difflib
 import functools
-import math
-import os
 import random
-import re
 from collections import Counter, defaultdict
 from pathlib import Path
 
-import rewards
 from data import files
+from data.balance import blind_judges, choose, difference, features, style, table
 from data.files import read_rows
-from data.records import check_record, load_records, with_paths
-from stats import estimate
+from data.records import MEDIA, check_record, load_records, with_paths, with_relative_paths
 
-MEDIA = ("frames", "video", "videos")
+NEAR = 0.95  # share of common words from which two responses are near-duplicates
+MAX_CHARS = 8000  # of a response that a critic will see
 OPTIONS = 64  # pairs of a question that are weighed against each other; where there are more, its id draws them
 
 
@@ -28,10 +25,7 @@ def media_of(record):
     return [path for value in values for path in ([value] if isinstance(value, str) else value)]
 
 
-@functools.lru_cache(maxsize=None)
-def content(path):
-    """What stands for a file's bytes."""
-    return files.content_sha(path)
+content = functools.cache(files.content_sha)  # what stands for a file's bytes
 
 
 def words_of(record):
@@ -77,7 +71,7 @@ def shares(record, contents, words, own_words):
 # --- near-duplicates ----------------------------------------------------------------------------------------------------
 
 
-def refused(better, worse, near, max_chars):
+def refused(better, worse, near=NEAR, max_chars=MAX_CHARS):
     """Why two responses make no pair, or None: the same as far as a critic sees them, or nearly the same in words.
 
     >>> refused("It rolls off the edge. \\\\boxed{A}", "It rolls off the edge. \\\\boxed{B}", 0.95, 10)
@@ -104,7 +98,7 @@ def options_of(record, rows, args, counts):
     random.Random(f"{args.seed}/options/{record['id']}").shuffle(both)
     found = []
     for better, worse in both[:OPTIONS]:
-        why = refused(better[0], worse[0], args.near, args.max_chars)
+        why = refused(better[0], worse[0])
         if why:
             counts[why] += 1
         else:
@@ -151,9 +145,13 @@ def pair(args):
             continue
         open_questions.append((record["id"], record["suite"], options))
         open_records[record["id"]] = record
-    chosen, dropped = choose(open_questions, args.seed)
-    reasons["given up to keep its suite level"] += len(dropped)
-    random_choice = {name: options[0] for name, _, options in open_questions}  # options stand in an order drawn by the id
+    chosen, dropped = choose(open_questions, args.seed, args.pairs_per_question)
+    reasons["given up to keep its suite level"] += len({name for name, _ in dropped} - {name for name, _ in chosen})
+    random_choice = {  # options stand in an order drawn by the id
+        (name, place): option
+        for name, _, options in open_questions
+        for place, option in enumerate(options[: args.pairs_per_question])
+    }
     before, after = (build(open_records, some, args) for some in (random_choice, chosen))
     if not after:
         raise SystemExit(f"no question of {args.questions} gives a pair: {dict(reasons)}")
@@ -163,16 +161,16 @@ def pair(args):
 
 
 def build(records, chosen, args):
-    """Pair records with paths from the output's folder; which response stands first is drawn by the id."""
+    """Pair records with paths from the output's folder; which response stands first is drawn by the id.
+
+    A question's first pair has its id, the others have "#2", "#3" behind it, and `cluster` says which belong together.
+    """
     pairs = []
-    for name, (better, worse, *_) in chosen.items():
-        record, preference = dict(records[name]), random.Random(f"{args.seed}/order/{name}").choice((1, 2))
-        for field in MEDIA:
-            if record.get(field):
-                single = isinstance(record[field], str)
-                paths = [os.path.relpath(path, args.out) for path in ([record[field]] if single else record[field])]
-                record[field] = paths[0] if single else paths
-        pairs.append(record | ordered_pair(record, better, worse, preference))
+    for (name, place), (better, worse, *_) in chosen.items():
+        record = records[name] | {"id": f"{name}#{place + 1}" if place else name}
+        record |= {"cluster": name} if args.pairs_per_question > 1 else {}
+        preference = random.Random(f"{args.seed}/order/{record['id']}").choice((1, 2))
+        pairs.append(with_relative_paths(record, args.out) | ordered_pair(record, better, worse, preference))
     return pairs
 
 
@@ -206,101 +204,6 @@ def write_report(args, name, records, before, after, reasons, refusals):
     print("\n".join(lines))
 
 
-SWEEPS = 3  # times that choices are gone over again
-TILT = 0.06  # |better - worse| / (better + worse) of a feature that is still level: a judge by it alone is within 50 +- 3%
-FOLDS = 5
-JUDGES = ("length", "source", "style", "words", "position", "all")
-
-
-def features(text, source):
-    """Counter of what a blind judge could go by: words, answer, source, length in words (also in coarse steps)."""
-    words = re.findall(r"\w+", text.lower())
-    bag = Counter(f"word {word}" for word in words)
-    answer = rewards.extract_answer(text)
-    bag.update({f"answer {answer}": 2, f"source {source}": 2, f"length {len(words) // 4}": 2, "words": len(words) / 4})
-    return bag
-
-
-def style(text):
-    """Counter of how a text is written, not what it says: first words of its sentences, punctuation, lists, lines."""
-    opening = re.findall(r"(?:^|[.!?] |\n)(\w+)", text)
-    marks = Counter(f"mark {mark}" for mark in re.findall(r"[.,;:!?(){}*#]", text))
-    return Counter(f"begins {word.lower()}" for word in opening) + marks + Counter({"lines": text.count("\n")})
-
-
-def difference(better, worse):
-    """Counter of the features of the better response minus those of the worse one."""
-    result = Counter(better)
-    result.subtract(worse)
-    return result
-
-
-def drift(ledger, change):
-    """How far a difference moves the ledger from level: |L + d|^2 - |L|^2."""
-    return sum(2 * ledger[name] * d + d * d for name, d in change.items())
-
-
-def herd(ledger, options, rng):
-    """The option (better, worse, difference) that keeps the ledger most level; its difference is added to the ledger.
-
-    Options that are equally good fall to the first in an order that `rng` (a random.Random) sets.
-    """
-    rng.shuffle(options)
-    chosen = min(options, key=lambda option: drift(ledger, option[2]))
-    ledger.update(chosen[2])
-    return chosen
-
-
-def coarse(change):
-    """The part of a difference for which pairs are given up: not single words, nor answers."""
-    return {name: d for name, d in change.items() if d and not name.startswith(("word ", "answer "))}
-
-
-def choose(questions, seed=0):
-    """(chosen, given up): one option for each question whose preferences no feature gives away.
-
-    `questions` is a list of (id, suite, options), an option (better, worse, difference); `chosen` maps an id to its
-    option, `given up` lists the ids of pairs without which their suite is level.
-    """
-    ledgers, chosen = defaultdict(Counter), {}
-    for sweep in range(1 + SWEEPS):
-        for name, suite, options in questions:
-            if name in chosen:
-                ledgers[suite].subtract(chosen[name][2])
-            chosen[name] = herd(ledgers[suite], list(options), random.Random(f"{seed}/pair/{name}"))
-    dropped = []
-    for suite in ledgers:
-        ids = [name for name, its_suite, _ in questions if its_suite == suite]
-        dropped += give_up({name: coarse(chosen[name][2]) for name in ids})
-    return {name: option for name, option in chosen.items() if name not in set(dropped)}, dropped
-
-
-def give_up(changes):
-    """Ids whose pairs have to go, fewest first found, until every feature of the others is level; `changes`: id -> difference."""
-    changes, gone = dict(changes), []
-    total, size, largest = Counter(), Counter(), Counter()
-    for change in changes.values():
-        for name, d in change.items():
-            total[name] += d
-            size[name] += abs(d)
-            largest[name] = max(largest[name], abs(d))
-    while tilted := [name for name in total if abs(total[name]) > max(TILT * size[name], largest[name])]:
-
-        def gain(change):
-            parts = [(total[name], change[name] / largest[name], largest[name]) for name in tilted if name in change]
-            return sum(2 * level / scale * d - d * d for level, d, scale in parts)
-
-        worst = max(changes, key=lambda name: gain(changes[name]))
-        if gain(changes[worst]) <= 0:
-            break
-        for name, d in changes[worst].items():
-            total[name] -= d
-            size[name] -= abs(d)
-        gone.append(worst)
-        del changes[worst]
-    return gone
-
-
 def ordered_pair(question, better, worse, preference):
     """The pair record's own fields: id, answer, responses, sources, preference. A response is (text, source, ...)."""
     first, second = (better, worse) if preference == 1 else (worse, better)
@@ -308,84 +211,3 @@ def ordered_pair(question, better, worse, preference):
         "id": question["id"], "answer": question["answer"], "response_1": first[0], "response_2": second[0],
         "preference": preference, "source_1": first[1], "source_2": second[1],
     }
-
-
-# --- judges that do not look ----------------------------------------------------------------------------------------
-
-
-def seen(pair, judge):
-    """Features of a pair that a blind judge goes by, signed: what favours response 1 is positive."""
-    if judge == "position":
-        return {"always": 1.0}
-    if judge == "all":
-        return {name: d for one in JUDGES[:-1] for name, d in seen(pair, one).items()}
-    texts = [pair["response_1"], pair["response_2"]]
-    if judge == "source":
-        return {name: d for name, d in difference(*({f"source {pair[f'source_{i}']}": 1} for i in "12")).items() if d}
-    if judge == "style":
-        return {name: d for name, d in difference(*map(style, texts)).items() if d}
-    words = [re.findall(r"\w+", text.lower()) for text in texts]
-    if judge == "words":
-        return {f"word {word}": d for word, d in difference(*map(Counter, words)).items() if d}
-    more = {"words": [len(w) for w in words], "characters": [len(t) for t in texts]}
-    ratios = {name: math.log((1 + a) / (1 + b)) for name, (a, b) in more.items() if a != b}
-    return ratios | {f"more {name}": math.copysign(1, ratio) for name, ratio in ratios.items()}
-
-
-def score(train, test, judge):
-    """Rows {id, suite, right} of `test`: is the judge, fitted on `train`, right about the pair?"""
-    from sklearn.feature_extraction import DictVectorizer
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import MaxAbsScaler
-
-    labels = [pair["preference"] for pair in train]
-    cues = [seen(pair, judge) for pair in train]
-    if len(set(labels)) < 2 or not any(cues):
-        votes = [0.0 if not any(cues) else 1.5 - labels[0]] * len(test)
-    else:
-        model = make_pipeline(DictVectorizer(), MaxAbsScaler(), LogisticRegression(C=0.1, max_iter=2000, fit_intercept=False))
-        model.fit(cues, labels)
-        votes = -model.decision_function([seen(pair, judge) for pair in test])  # above 0: response 1
-    rows = []
-    for pair, vote in zip(test, votes):
-        side = random.Random(f"coin/{judge}/{pair['id']}").choice((1, 2)) if abs(vote) < 1e-9 else 1 if vote > 0 else 2
-        rows.append({"suite": pair.get("suite", ""), "cluster": pair["id"], "right": side == pair["preference"]})
-    return rows
-
-
-def crossfit(pairs, judge):
-    """Rows as of score(), every pair scored by a judge fitted on the other folds; folds have equal shares of preference 1.
-
-    Pairs that were balanced as a whole make a fold lean against the others, so that a judge tends to score a little
-    below 50%. Fewer than 2 * FOLDS pairs of a preference give no rows.
-    """
-    import numpy as np
-    from sklearn.model_selection import StratifiedKFold
-
-    labels = [pair["preference"] for pair in pairs]
-    if min(labels.count(1), labels.count(2)) < 2 * FOLDS:
-        return []
-    rows = []
-    for train, test in StratifiedKFold(FOLDS, shuffle=True, random_state=0).split(np.zeros(len(pairs)), labels):
-        rows += score([pairs[i] for i in train], [pairs[i] for i in test], judge)
-    return rows
-
-
-def blind_judges(pairs, train=None):
-    """judge -> estimate {"value", "low", "high", "n", "clusters"} of its accuracy; fitted on `train`, else cross-fitted."""
-    scored = {judge: score(train, pairs, judge) if train else crossfit(pairs, judge) for judge in JUDGES}
-    return {judge: estimate(rows, lambda row: row["right"]) for judge, rows in scored.items()}
-
-
-def cell(entry):
-    """An estimate in percent as text."""
-    if entry["value"] is None:
-        return "too few pairs"
-    return f"{100 * entry['value']:.1f} [{100 * entry['low']:.1f}, {100 * entry['high']:.1f}]"
-
-
-def table(columns):
-    """Markdown lines: a row a judge, a column for each name of `columns` (name -> blind_judges)."""
-    lines = ["| Blind judge | " + " | ".join(columns) + " |", "|---" * (1 + len(columns)) + "|"]
-    return lines + [f"| {judge} only | " + " | ".join(cell(c[judge]) for c in columns.values()) + " |" for judge in JUDGES]

@@ -7,6 +7,7 @@ nothing is dropped in silence.
 
 import json
 import math
+import os
 from array import array
 from pathlib import Path
 
@@ -35,11 +36,13 @@ def check_record(record, where, pair=False, answered=True):
             continue
         if not isinstance(value, kind) or not value.strip():
             raise RecordError(f"{where}: field '{field}' must be a non-empty string, got {value!r}")
-    options = record.get("options")
-    if options is not None and not (
-        isinstance(options, dict) and options and all(isinstance(text, str) for text in options.values())
-    ):
-        raise RecordError(f"{where}: field 'options' must be null or letters with texts, got {options!r}")
+    options = given = record.get("options")
+    try:
+        options = rewards.read_options(given)
+    except ValueError:
+        given = {}
+    if given == {} or isinstance(given, dict) and not all(isinstance(text, str | None) for text in given.values()):
+        raise RecordError(f"{where}: field 'options' must be null or letters with texts, got {record['options']!r}")
     video = record.get("video")
     for field in ("frames", "videos"):
         paths = record.get(field)
@@ -72,7 +75,12 @@ def check_times(record, where):
 
 
 def with_paths(record, folder, where=None):
-    """The record with its frames and videos as paths from its file's folder; with `where`, one that is absent is an error."""
+    """The record with its frames and videos as paths from its file's folder, and its options without absent letters (Arrow).
+
+    With `where`, a file that is absent is an error.
+    """
+    if record.get("options"):
+        record["options"] = rewards.read_options(record["options"])
     for field in MEDIA:
         if record.get(field):
             single = isinstance(record[field], str)
@@ -182,3 +190,12 @@ def embedded(kind, split):
     from physworld import dataset
 
     return {"questions": dataset.questions_file, "pairs": dataset.pairs_file}[kind](split)
+
+
+def with_relative_paths(record, folder):
+    """A copy of the record whose frames or videos are paths relative to `folder`: what a file there has to hold."""
+    paths = {name: record[name] for name in MEDIA if record.get(name)}
+    return record | {
+        name: os.path.relpath(given, folder) if isinstance(given, str) else [os.path.relpath(path, folder) for path in given]
+        for name, given in paths.items()
+    }

@@ -10,11 +10,12 @@ from collections import Counter
 from pathlib import Path
 
 import pyarrow.parquet
-from PIL import Image
 
-from data.files import RecordError, read_jsonl
+from data.files import RecordError, read_jsonl, write_whole
+from data.media import BadPicture, read_picture
 
-TABLES = (".parquet", ".jsonl", ".json", ".csv")  # of a folder that holds several kinds, the first kind is taken
+TABLES = (".parquet", ".jsonl", ".json", ".csv")
+WRAPPERS = ("data", "rows", "records", "examples")  # keys under which a JSON object may hold its rows
 VIDEOS = (".mp4", ".avi", ".mov", ".mkv", ".webm")
 
 
@@ -58,37 +59,67 @@ def locate(dataset, subset=None):
 
 
 def table_files(path, subset=None):
-    """The files of a data set that hold rows; `subset` names a part of their paths (a config or a split)."""
+    """The files of a data set that hold rows; `subset` names a part of their paths (a config, a split, an ending).
+
+    Raises RecordError where there is none, or where there are several kinds: which of them is meant is not guessed.
+    """
     if path.is_file():
         return [path]
-    found = [file for file in sorted(path.rglob("*")) if file.suffix in TABLES and not file.name.startswith(".")]
-    found = [file for file in found if not subset or subset in file.relative_to(path).as_posix()]
-    kind = next((kind for kind in TABLES if any(file.suffix == kind for file in found)), None)
-    if kind is None:
+    found = [file for file in sorted(path.rglob("*")) if file.suffix in TABLES and (subset or "") in str(file.relative_to(path))]
+    found = [file for file in found if not file.name.startswith((".", "dataset_info"))]  # a hub's own notes
+    kinds = {file.suffix: file for file in found}
+    if not found:
         raise RecordError(f"{path}: no {', '.join(TABLES)} here" + (f" with {subset!r} in its path" if subset else ""))
-    return [file for file in found if file.suffix == kind]
+    if len(kinds) > 1:
+        some = " and ".join(str(file.relative_to(path)) for file in kinds.values())
+        raise RecordError(f"{path}: holds tables of several kinds ({some}); give one file, or --subset {min(kinds)}")
+    return found
 
 
 def read_rows(file):
     """Yield ("file:row", row); rows are counted from 1, of JSONL lines. Raises RecordError on a file that is cut or no table."""
-    if file.suffix == ".parquet":
+    reader = {".parquet": parquet_rows, ".csv": csv_rows, ".json": json_rows}.get(file.suffix, read_jsonl)
+    yield from ((f"{file}:{number}", row) for number, row in reader(file))
+
+
+def parquet_rows(file):
+    """(number, row) of a parquet file, 16 in memory."""
+    try:
+        batches = pyarrow.parquet.ParquetFile(file).iter_batches(batch_size=16)
+        yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        raise RecordError(f"{file}: cannot be read as parquet ({error}); was the download cut?") from error
+
+
+def csv_rows(file):
+    """(number, row) of a CSV in UTF-8, with or without a byte-order mark; fields of any length."""
+    csv.field_size_limit(2**31 - 1)
+    with file.open(encoding="utf-8-sig", newline="") as stream:
+        table = csv.DictReader(stream)
         try:
-            batches = pyarrow.parquet.ParquetFile(file).iter_batches(batch_size=16)
-            rows = (row for batch in batches for row in batch.to_pylist())
-            yield from ((f"{file}:{number}", row) for number, row in enumerate(rows, 1))
-        except (pyarrow.ArrowInvalid, OSError) as error:
-            raise RecordError(f"{file}: cannot be read as parquet ({error}); was the download cut?") from error
-    elif file.suffix == ".csv":
-        with file.open(encoding="utf-8", newline="") as stream:
-            yield from ((f"{file}:{number}", row) for number, row in enumerate(csv.DictReader(stream), 1))
-    elif file.suffix == ".json" and file.open("rb").read(64).lstrip()[:1] == b"[":
-        try:
-            rows = json.loads(file.read_bytes())
-        except ValueError as error:
+            for number, row in enumerate(table, 1):
+                if None in row:
+                    raise RecordError(f"{file}:{table.line_num}: more fields than the header names; is a quotation mark missing?")
+                yield number, row
+        except UnicodeDecodeError as error:
+            raise RecordError(f"{file}: after line {table.line_num}: not UTF-8 ({error}); save it as 'CSV UTF-8'") from error
+        except csv.Error as error:
+            raise RecordError(f"{file}:{table.line_num}: cannot be read as CSV ({error})") from error
+
+
+def json_rows(file):
+    """(number, row) of a .json file: an array, an object that holds one under a key of WRAPPERS, one object, or JSON lines."""
+    text = file.read_bytes()
+    try:
+        whole = json.loads(text)  # bytes: a byte-order mark is none of the text
+    except ValueError as error:
+        if b"[" in text[:64].split(b"{")[0]:
             raise RecordError(f"{file}: not JSON ({error}); was the download cut?") from error
-        yield from ((f"{file}:{number}", row) for number, row in enumerate(rows, 1))
-    else:
-        yield from ((f"{file}:{number}", row) for number, row in read_jsonl(file))
+        return read_jsonl(file)
+    keys = [key for key in WRAPPERS if isinstance(whole, dict) and isinstance(whole.get(key), list)]
+    if not isinstance(whole, dict | list) or len(keys) > 1:
+        raise RecordError(f"{file}: holds its rows neither as an array nor under one key (it has {keys}); give an array")
+    return enumerate(whole[keys[0]] if keys else whole if isinstance(whole, list) else [whole], 1)
 
 
 class Media:
@@ -157,17 +188,13 @@ class Media:
         file = self.out / name
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
-            temporary = file.with_suffix(f".{os.getpid()}.tmp")
-            temporary.write_bytes(value)
-            temporary.replace(file)
+            write_whole(file, value)
         return name
 
 
 def check_image(file):
     """The image's format in small letters, after it has been decoded; raises Rejected."""
     try:
-        with Image.open(file) as image:
-            image.load()
-            return image.format.lower()
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise Rejected("the image cannot be opened", error) from error
+        return read_picture(file)[1].lower()
+    except BadPicture as bad:
+        raise Rejected(f"the image {bad.reason}", bad) from bad

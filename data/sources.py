@@ -147,14 +147,8 @@ def responses(first, second):
     pair = [text_of(text, "a response is empty") for text in (first, second)]
     if pair[0] == pair[1]:
         raise Rejected("both responses are the same text")
-    return {
-        "response_1": pair[0],
-        "response_2": pair[1],
-        "source_1": "unknown",
-        "source_2": "unknown",
-        "answer": None,
-        "options": None,
-    }
+    shown = {"response_1": pair[0], "response_2": pair[1], "source_1": "unknown", "source_2": "unknown"}
+    return shown | {"answer": None, "options": None}
 
 
 def vl_rewardbench(row, media):

@@ -6,6 +6,7 @@ import threading
 from dataclasses import asdict, dataclass
 
 import data
+from data.files import append
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,7 @@ class CallCache:
             if isinstance(reply, Reply):
                 self.replies[key] = reply
             if self.stream:
-                self.stream.write(json.dumps(row).encode() + b"\n")
-                self.stream.flush()
+                append(self.stream, json.dumps(row).encode() + b"\n")
 
 
 def image_sha(image):

@@ -17,85 +17,17 @@ import json
 import os
 from collections import deque
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import openai
 import tenacity
 
 from judging.calls import Missing, Reply, Tokens
 from judging.score_tokens import NoScoreToken, after_last_tag, between, closing, cut, opening
+from judging.server_reply import FaultyReply, ServerReply, bound, said, usage_of
 
 TOP = 20  # what the OpenAI API gives at most
 HALTING = (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError)  # every call would meet them
-
-
-class FaultyReply(Exception):
-    """A reply that is not what the protocol promises (cut JSON, no choices, no log-probabilities): asked again."""
-
-
-def pairs_of(entry):
-    """(token, [(token, log-probability), ...]) of one place of a server's log-probabilities; raises FaultyReply."""
-    top = entry.get("top_logprobs") if isinstance(entry, dict) else None
-    if not isinstance(top, list) or not isinstance(entry.get("token"), str):
-        raise FaultyReply("log-probabilities without token or top_logprobs")
-    if not all(isinstance(other, dict) and isinstance(other.get("token"), str) for other in top):
-        raise FaultyReply("top_logprobs without tokens")
-    return entry["token"], [(other["token"], other.get("logprob")) for other in top]
-
-
-def text_of(value):
-    """A text field of a reply; raises FaultyReply where it is neither text nor null."""
-    if value is not None and not isinstance(value, str):
-        raise FaultyReply(f"a {type(value).__name__} where text belongs")
-    return value or ""
-
-
-@dataclass(frozen=True)
-class ServerReply:
-    """One checked chat completion."""
-
-    content: str
-    reasoning: str
-    finish: str | None
-    entries: list
-
-    @classmethod
-    def parse(cls, body, logprobs):
-        """Of a decoded body; raises FaultyReply unless it has one choice and, if asked for, log-probabilities.
-
-        Raises NoScoreToken where a content filter ended it.
-        """
-        choices = body.get("choices") if isinstance(body, dict) else None
-        if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
-            count = len(choices) if isinstance(choices, list) else "no list of"
-            raise FaultyReply(f"{count} choices where one was asked for")
-        choice, message = choices[0], choices[0].get("message")
-        if choice.get("finish_reason") == "content_filter":
-            raise NoScoreToken("the server's content filter ended the reply")
-        if not isinstance(message, dict):
-            raise FaultyReply("a choice without a message")
-        entries = []
-        if logprobs:
-            given = choice.get("logprobs")
-            given = given.get("content") if isinstance(given, dict) else None
-            if not isinstance(given, list) or not given:
-                raise FaultyReply("no log-probabilities; does the server give them, with top_logprobs?")
-            entries = [pairs_of(entry) for entry in given]
-        reasoning = text_of(message.get("reasoning_content")) or text_of(message.get("reasoning"))
-        return cls(text_of(message.get("content")), reasoning, choice.get("finish_reason"), entries)
-
-
-def usage_of(body):
-    """Tokens of a decoded body, as far as it says."""
-    usage, timings = ((body.get(name) if isinstance(body, dict) else None) or {} for name in ("usage", "timings"))
-    if not isinstance(usage, dict):
-        return Tokens()
-    details = usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    if cached is None:
-        cached = usage.get("prompt_cache_hit_tokens") or (isinstance(timings, dict) and timings.get("cache_n"))
-    counts = (usage.get("prompt_tokens"), cached, usage.get("completion_tokens"))
-    return Tokens(*(count if type(count) is int else 0 for count in counts))
 
 
 def data_url(image):
@@ -142,7 +74,11 @@ class ServerBackend:
         if concurrency < 1 or retries < 0 or not model:
             raise ValueError(f"needs concurrency >= 1, retries >= 0 and a model name, got {concurrency}, {retries}, {model!r}")
         key = api_key or os.environ.get("OPENAI_API_KEY") or "none"
-        self.client = openai.OpenAI(base_url=base_url, api_key=key, timeout=timeout, max_retries=retries)
+        http = openai.DefaultHttpxClient(event_hooks={"response": [bound]})
+        plain = {"Accept-Encoding": "identity"}
+        self.client = openai.OpenAI(
+            base_url=base_url, api_key=key, timeout=timeout, max_retries=retries, http_client=http, default_headers=plain
+        )
         self.model, self.route, self.analysis_tokens, self.temperature = model, route, analysis_tokens, temperature
         self.concurrency = concurrency
         self.extra_body = extra_body or {}
@@ -192,9 +128,9 @@ class ServerBackend:
         except openai.APIError as error:
             if isinstance(error, HALTING):
                 raise
-            said = error.body.get("message") if isinstance(error.body, dict) else None
             what = f"HTTP {error.status_code}" if isinstance(error, openai.APIStatusError) else str(error).rstrip(".")
-            return Missing(f"{what}: {said[:120]}" if isinstance(said, str) else what, sum(spent, Tokens()))
+            why = said(error.body) or " ".join(str(error.__cause__ or "").split())[:200]
+            return Missing(f"{what}: {why}" if why else what, sum(spent, Tokens()))
         return Reply(text, readings, sum(spent, Tokens()))
 
     def _ask(self, call, spent):
@@ -216,18 +152,24 @@ class ServerBackend:
                 except ValueError as error:
                     raise FaultyReply("the body is not JSON; was it cut?") from error
                 spent.append(usage_of(body))
-                return ServerReply.parse(body, logprobs)
+                reply, most = ServerReply.parse(body, logprobs), fields["max_tokens"]
+                if reply.finish == "length" and most > 1 and not reply.content.strip():  # at 1 a letter's place is asked for
+                    thought = f"{len(reply.reasoning)} characters of reasoning and no answer"
+                    raise NoScoreToken(f"cut off at {most} tokens, {thought}; allow more tokens, or switch its thinking off")
+                return reply
 
     def _sampling(self, call):
         seed = {} if call.seed is None else {"seed": call.seed}
         return {"max_tokens": self.analysis_tokens, "temperature": self.temperature, **seed}
 
     def _written(self, call, spent):
-        """The analysis, reasoning included, up to the first score tag."""
+        """The analysis up to the first score tag, reasoning included; a call without tags asks for an answer, and gets that."""
         stop = {"stop": [call.tags[0]]} if self.route == "prefill" else {}
         messages = server_messages(call.messages, call.images)
         reply = self._request(messages, spent, **self._sampling(call), **stop)
-        return cut("\n".join(filter(None, (reply.reasoning, reply.content))), call.tags), []
+        if not call.tags:
+            return reply.answer(), []
+        return "\n".join(filter(None, (cut(text, call.tags) for text in (reply.reasoning, reply.content)))), []
 
     def _prefilled(self, call, messages, spent):
         text = call.analysis
@@ -244,7 +186,7 @@ class ServerBackend:
 
     def _sampled(self, call, messages, spent):
         reply = self._request(messages, spent, logprobs=True, **self._sampling(call))
-        text = reply.content if reply.content.strip() else reply.reasoning if reply.finish == "stop" else ""
+        text = reply.answer()
         if not text.strip():
             raise NoScoreToken(f"no answer (finish_reason {reply.finish!r}, reasoning of {len(reply.reasoning)} characters)")
         if reply.finish == "length" and not text.rstrip().endswith(closing(call.tags[-1])):

@@ -7,7 +7,8 @@ import random
 from collections import Counter, defaultdict
 
 import rewards
-from data.pairing import difference, features, herd, ordered_pair
+from data.balance import difference, features, herd
+from data.pairing import ordered_pair
 
 
 def choose_pairs(questions, candidates, seed=0):

@@ -1,6 +1,8 @@
 """The verifier's backends: routes, faults, retries, 10,000 replies half of them faulty; the shared cache; a real server."""
 
+import json
 import math
+import re
 import threading
 import time
 
@@ -14,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import prompts
 from analysis.small_server import served
 from analysis.small_server import smollm as smollm_file
-from judging.calls import Call
+from judging.calls import Call, Missing
 from judging.local import LocalBackend
 from judging.score_tokens import PAIRWISE, NoScoreToken, expected_score
 from judging.server import ServerBackend, TwoStage
@@ -152,6 +154,99 @@ def test_a_wrong_model_or_key_ends_the_run_at_once(monkeypatch):
         monkeypatch.setitem(FAULTS, "halt", (status, lambda body: "{}"))
         with FaultProxy(lambda request: GOOD["plain"], lambda request: "halt") as proxy, pytest.raises(error):
             quiet(server(proxy, route="sampled", retries=2), abstain=True).compare("t", "a", "b")
+
+
+def answered(message, finish="stop", body=None, status=None, **settings):
+    """What judges.served makes of a server's reply to one question: a Completion, or a Missing."""
+    given = reply([], "")
+    given["choices"][0] |= {"message": {"role": "assistant"} | message, "finish_reason": finish}
+    fault = (status or 200, lambda _: body) if body is not None else None
+    FAULTS["given"] = fault
+    try:
+        with FaultProxy(lambda request: given, lambda request: "given" if fault else None) as proxy:
+            backend = server(proxy, route="text", analysis_tokens=64, **settings)
+            [(_, found)] = backend.write([Call(prompts.messages("You judge.", 0, "Which?"), (), None)])
+            return found
+    finally:
+        del FAULTS["given"]
+
+
+B, THOUGHT = "I see it. \\boxed{B}", "It may be \\boxed{A}. No."
+PARTS = [{"type": "text", "text": "I see it. "}, {"type": "text", "text": "\\boxed{B}"}]
+ANSWERS = [  # (message, finish_reason, the text that is read, why)
+    ({"content": B, "reasoning_content": THOUGHT}, "stop", B, "thinking in a field of its own"),
+    ({"content": B, "reasoning": THOUGHT}, "stop", B, "in a field of another name"),
+    ({"content": "I cannot tell.", "reasoning_content": THOUGHT}, "stop", "I cannot tell.", "its letter does not stand in for the answer's"),
+    ({"content": B, "reasoning_content": THOUGHT}, "length", B, "an answer that was cut off, not its thinking"),
+    ({"content": PARTS}, "stop", B, "parts are joined"),
+    ({"content": [{"type": "output_text", "text": B}]}, "stop", B, "parts of another name"),
+    ({"content": [B]}, "stop", B, "a list of texts"),
+    ({"content": [{"type": "thinking", "thinking": [{"type": "text", "text": THOUGHT}]}, *PARTS]}, "stop", B, "thinking among the parts"),
+    ({"content": [{"type": "reasoning", "text": THOUGHT}, *PARTS]}, "stop", B, "the same, as plain text"),
+    ({"content": "", "reasoning_content": B}, "stop", B, "a server that took all for thinking; the model ended by itself"),
+    ({"content": B, "refusal": None}, "stop", B, "no refusal"),
+]
+
+
+@pytest.mark.parametrize("message, finish, text, why", ANSWERS, ids=[a[-1] for a in ANSWERS])
+def test_an_answer_is_never_read_from_the_thinking(message, finish, text, why):
+    assert answered(message, finish).text == text, why
+
+
+NO_ANSWER = [  # (message, finish_reason, what the reason says, why)
+    ({"content": "", "reasoning_content": THOUGHT}, "length", "cut off at 64 tokens, 24 characters of reasoning", "cut off while it thought"),
+    ({"content": None, "reasoning": THOUGHT}, "length", "cut off at 64 tokens, 24 characters", "null, and another field"),
+    ({"content": "\n", "reasoning_content": THOUGHT}, "length", "cut off at 64 tokens", "a blank is no answer"),
+    ({"content": [{"type": "thinking", "thinking": THOUGHT}]}, "length", "cut off at 64 tokens, 24 characters", "thinking among the parts"),
+    ({"content": None}, "length", "cut off at 64 tokens, 0 characters", "a server that keeps the thinking to itself"),
+    ({"content": None, "refusal": "I can't help\nwith knives."}, "stop", "the model refused: I can't help with knives.", "a refusal"),
+    ({"content": [{"type": "refusal", "refusal": "Not that."}]}, "stop", "the model refused: Not that.", "a refusal among the parts"),
+    ({"content": "", "refusal": "Unsafe."}, "content_filter", "content filter ended the reply: Unsafe.", "a filter that says why"),
+    ({"content": 3}, "stop", "a int where text belongs", "a number"),
+]
+
+
+@pytest.mark.parametrize("message, finish, reason, why", NO_ANSWER, ids=[a[-1] for a in NO_ANSWER])
+def test_what_is_no_answer_is_missing_with_its_reason(message, finish, reason, why):
+    found = answered(message, finish)
+    assert isinstance(found, Missing) and reason in found.reason, why
+
+
+def of_error(**fields):
+    return json.dumps({"error": fields})
+
+
+ERRORS = [  # (status, body, what the reason says, why)
+    (200, of_error(message="the queue is full", code=503), "the queue is full", "an error in a reply of status 200"),
+    (200, '{"error": "out of memory"}', "out of memory", "as a plain text"),
+    (200, '{"object": "error", "message": "context too long", "code": 400}', "context too long", "as vLLM once sent it"),
+    (200, '{"choices": [{"error": {"message": "upstream died"}, "finish_reason": "error"}]}', "upstream died", "inside the choice, as routers send it"),
+    (400, of_error(message="at most 4096 tokens"), "HTTP 400: at most 4096 tokens", "a request that cannot be served"),
+    (422, '{"detail": [{"loc": ["body", "seed"], "msg": "not an integer"}]}', "HTTP 422: .*not an integer", "a check that names the field"),
+    (500, "<html>\n<h1>Bad gateway</h1>", "HTTP 500: <html> <h1>Bad gateway", "no JSON at all"),
+    (503, "", "HTTP 503", "nothing said"),
+]
+
+
+@pytest.mark.parametrize("status, body, reason, why", ERRORS, ids=[e[-1] for e in ERRORS])
+def test_a_servers_own_words_reach_the_user(status, body, reason, why):
+    found = answered({}, body=body, status=status)
+    assert isinstance(found, Missing) and re.search(reason, found.reason), (found, why)
+
+
+@pytest.mark.parametrize("status, error", [(401, openai.AuthenticationError), (404, openai.NotFoundError)])
+def test_so_they_do_where_the_run_ends(status, error):
+    with pytest.raises(error, match="no such model or key"):
+        answered({}, body=of_error(message="no such model or key"), status=status)
+
+
+def test_an_analysis_keeps_thinking_and_text_each_to_its_own_first_tag():
+    thought = {"content": "B is wrong. <score_A> A", "reasoning_content": "I end with <score_A> Q </score_A>. A is bad."}
+    body = reply([], "")
+    body["choices"][0]["message"] = thought
+    with FaultProxy(lambda request: body) as proxy:
+        [(_, found)] = server(proxy, route="text").write([Call(prompts.messages("You judge.", 0, "?"), ("<score_A>",), PAIRWISE)])
+    assert found.text == "I end with\nB is wrong."
 
 
 def test_no_server_is_missing_with_its_reason():

@@ -21,7 +21,7 @@ from sklearn.metrics import cohen_kappa_score
 import build_pairs
 import data
 from analysis import pair_balance
-from data import pairing
+from data import balance, pairing
 from judging import judges
 from judging.calls import Missing
 from judging.models import Completion
@@ -112,7 +112,7 @@ def test_what_gave_the_preference_away_does_so_no_more(tmp_path):
 @given(st.lists(st.dictionaries(st.sampled_from("abcd"), st.integers(-3, 3).filter(bool), min_size=1), min_size=1, max_size=40))
 def test_what_is_given_up_levels_the_rest_or_nothing_would(changes):
     changes = dict(enumerate(changes))
-    left = {k: v for k, v in changes.items() if k not in pairing.give_up(changes)}
+    left = {k: v for k, v in changes.items() if k not in balance.give_up(changes)}
     total, size = defaultdict(int), defaultdict(int)
     for change in changes.values():
         for name, d in change.items():
@@ -121,13 +121,13 @@ def test_what_is_given_up_levels_the_rest_or_nothing_would(changes):
         for name, d in change.items():
             total[name] += d
     for change in left.values():  # no single removal lowers what is still beyond the tolerance, weighed as give_up does
-        beyond = {name for name in total if abs(total[name]) > max(pairing.TILT * sum(abs(c.get(name, 0)) for c in left.values()), size[name])}
+        beyond = {name for name in total if abs(total[name]) > max(balance.TILT * sum(abs(c.get(name, 0)) for c in left.values()), size[name])}
         assert sum((2 * total[n] * change[n] - change[n] ** 2) / size[n] ** 2 for n in beyond if n in change) <= 1e-9
 
 
 def test_give_up_drops_as_many_as_needed_of_the_leaning_side():
     changes = {i: {"source a": 2, "source b": -2} if i < 70 else {"source a": -2, "source b": 2} for i in range(100)}
-    gone = pairing.give_up(changes)
+    gone = balance.give_up(changes)
     assert all(name < 70 for name in gone) and 36 <= len(gone) <= 40, "70 against 30 become some 32 against 30"
 
 
@@ -141,15 +141,15 @@ def judged_pairs(n, text_of, seed=0):
 
 
 def test_blind_judges_find_what_is_there_and_nothing_else():
-    longer = pairing.blind_judges(judged_pairs(300, lambda rng, right: "so " * (rng.randint(2, 9) + 4 * right)))
+    longer = balance.blind_judges(judged_pairs(300, lambda rng, right: "so " * (rng.randint(2, 9) + 4 * right)))
     assert longer["length"]["value"] > 0.8 and longer["length"]["n"] == 300
     assert longer["source"]["low"] - 0.03 < 0.5 < longer["source"]["high"] + 0.03, "one source: a coin decides"
     blank = judged_pairs(400, lambda rng, right: "so " * rng.randint(2, 9))
-    for judge, entry in pairing.blind_judges(blank, judged_pairs(400, lambda rng, right: "so " * rng.randint(2, 9), 1)).items():
+    for judge, entry in balance.blind_judges(blank, judged_pairs(400, lambda rng, right: "so " * rng.randint(2, 9), 1)).items():
         assert entry["low"] - 0.03 < 0.5 < entry["high"] + 0.03, f"{judge} {entry}"
     always = [pair | {"preference": 1} for pair in blank]
-    assert pairing.blind_judges(always[:100], always[100:])["position"]["value"] == 1.0
-    assert pairing.blind_judges(always)["length"]["value"] is None, "one preference only: nothing can be fitted"
+    assert balance.blind_judges(always[:100], always[100:])["position"]["value"] == 1.0
+    assert balance.blind_judges(always)["length"]["value"] is None, "one preference only: nothing can be fitted"
 
 
 def test_record_of_the_committed_pairs(tmp_path):
@@ -347,6 +347,56 @@ def test_the_order_of_a_pair_depends_on_its_id_alone(tmp_path):
     assert set(orders[0].values()) == {1, 2} and orders[1].items() <= orders[0].items()
 
 
+def test_several_pairs_a_question_are_different_and_level(tmp_path):
+    asked = write(tmp_path / "q.jsonl", questions(200))
+    write(tmp_path / "verified.jsonl", tilted(200))
+    run("pair", "--questions", asked, "--out", tmp_path, "--pairs_per_question", 3)
+    made = data.load_records(tmp_path / "pairs.jsonl", pair=True)
+    by_question = defaultdict(list)
+    for pair in made:
+        by_question[pair["cluster"]].append(pair)
+        assert pair["id"] in (pair["cluster"], f"{pair['cluster']}#2", f"{pair['cluster']}#3")
+    assert len(made) > 400 and max(map(len, by_question.values())) == 3, "far more than one a question"
+    for pairs in by_question.values():
+        texts = [frozenset((pair["response_1"], pair["response_2"])) for pair in pairs]
+        assert len(set(texts)) == len(texts), "no two responses meet twice"
+    distinct = sum(len({pair[f"response_{i}"] for pair in pairs for i in "12"}) for pairs in by_question.values())
+    assert distinct > 0.7 * 2 * len(made), "most responses stand in one pair only"
+    result = json.loads((tmp_path / "pairs.json").read_text())
+    for judge, entry in result["blind judges"]["after"].items():
+        if judge in ("length", "source", "style", "position"):
+            assert entry["high"] < 0.57 and entry["clusters"] == len(by_question), f"{judge}: {entry}"
+    assert result["blind judges"]["before balancing"]["length"]["value"] > 0.58
+    ledger = Counter()
+    for pair in made:
+        ledger[pair[f"source_{pair['preference']}"]] += 1
+        ledger[pair[f"source_{3 - pair['preference']}"]] -= 1
+    assert max(map(abs, ledger.values())) <= 2 * balance.TILT * len(made)
+
+
+MANY = [  # (right responses, wrong ones, pairs asked for, pairs made, distinct responses in them, why)
+    (3, 3, 3, 3, 6, "each response once"),
+    (1, 3, 3, 3, 4, "one right response meets three wrong ones"),
+    (1, 1, 3, 1, 2, "two responses make one pair"),
+    (2, 2, 9, 4, 4, "each with each, and no more"),
+]
+
+
+@pytest.mark.parametrize("right, wrong, asked, made, distinct, why", MANY, ids=[m[-1] for m in MANY])
+def test_as_many_pairs_as_the_responses_allow(right, wrong, asked, made, distinct, why):
+    sides = [[(f"{side} {k}", "m") for k in range(n)] for side, n in (("right", right), ("wrong", wrong))]
+    options = [(better, worse, Counter()) for better in sides[0] for worse in sides[1]]
+    chosen, dropped = balance.choose([("q", "s", options)], 0, asked)
+    assert len(chosen) == made and not dropped, why
+    assert len({response for option in chosen.values() for response in option[:2]}) == distinct, why
+
+
+def test_a_benchmark_has_one_pair_a_question(capsys):
+    with pytest.raises(SystemExit):
+        build_pairs.read_arguments("pair --questions q --out o --benchmark --apart_from --pairs_per_question 2".split())
+    assert "one pair a question" in capsys.readouterr().err
+
+
 def test_a_benchmark_takes_both_responses_from_one_model(tmp_path):
     asked, rows = questions(20), []
     for i in range(20):
@@ -452,6 +502,19 @@ def test_a_server_gets_frames_as_data_urls_and_its_failures_are_asked_again(tmp_
     assert len(images) == 1 and images[0]["image_url"]["url"].startswith("data:image/png;base64,")
     good = [r["seed"] for r in requests if "ball 0?" in json.dumps(r)]
     assert len(set(good)) == 4, "the samples of a question differ in their seeds"
+
+
+def test_each_question_goes_to_one_model(tmp_path):
+    """By its id alone, whatever the order of the models, and evenly."""
+    asked = write(tmp_path / "q.jsonl", questions(60))
+    with FaultProxy(lambda request: reply([("\\boxed{A}", [])])) as proxy:
+        for out, names in (("a", "xyz"), ("b", "zxy")):
+            models = [f"{name}={proxy.url}#{name}" for name in names]
+            run("sample", "--questions", asked, "--out", tmp_path / out, "--models", *models, "--n", 2, "--one_model")
+    of = {out: {row["question"]: row["source"] for file in (tmp_path / out / "responses").glob("*.jsonl") for row in lines(file)} for out in "ab"}
+    assert of["a"] == of["b"] and set(of["a"]) == {f"q{i}" for i in range(60)}
+    assert all(len(lines(tmp_path / "a" / "responses" / f"{name}.jsonl")) == 2 * list(of["a"].values()).count(name) for name in "xyz")
+    assert min(Counter(of["a"].values()).values()) >= 12
 
 
 def command(*words):

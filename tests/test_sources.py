@@ -324,6 +324,90 @@ def test_broken_files_name_file_and_row(tmp_path):
     assert not list((tmp_path / "out").iterdir())
 
 
+BOM, ROW, LONG = b"\xef\xbb\xbf", b'{"a": "\xc3\xa9", "b": "2"}', b"x" * 200_000
+READ = [  # (file, content, rows, why)
+    ("a.json", BOM + b"[" + ROW + b"]", [("a.json:1", "\u00e9")], "a byte-order mark before an array"),
+    ("a.json", BOM + ROW, [("a.json:1", "\u00e9")], "before one object"),
+    ("a.jsonl", BOM + ROW + b"\n" + ROW, [("a.jsonl:1", "\u00e9"), ("a.jsonl:2", "\u00e9")], "before JSON lines"),
+    ("a.csv", BOM + b"a,b\n\xc3\xa9,2\n", [("a.csv:1", "\u00e9")], "before a CSV, as spreadsheets save it"),
+    ("a.json", b'{"data": [' + ROW + b"]}", [("a.json:1", "\u00e9")], "rows under the key data"),
+    ("a.json", b'{\n "version": 1,\n "data": [\n' + ROW + b"\n]}", [("a.json:1", "\u00e9")], "over several lines"),
+    ("a.json", BOM + b'{"rows": [' + ROW + b"," + ROW + b"]}", [("a.json:1", "\u00e9"), ("a.json:2", "\u00e9")], "under rows, with a mark"),
+    ("a.json", ROW + b"\n\n" + ROW, [("a.json:1", "\u00e9"), ("a.json:3", "\u00e9")], "JSON lines under another name"),
+    ("a.csv", b"a,b\n" + LONG + b",2\n", [("a.csv:1", LONG.decode())], "a field over csv's limit of 131,072 characters"),
+    ("a.csv", b'a,b\n"' + LONG + b'\nmore",2\ny,3\n', [("a.csv:1", LONG.decode() + "\nmore"), ("a.csv:2", "y")], "and of two lines"),
+    ("a.csv", b"a,b\r\nx,2\r\n", [("a.csv:1", "x")], "lines as Windows ends them"),
+]
+
+
+@pytest.mark.parametrize("name, content, rows, why", READ, ids=[r[-1] for r in READ])
+def test_tables_as_people_save_them(tmp_path, name, content, rows, why):
+    (tmp_path / name).write_bytes(content)
+    assert [(where.removeprefix(f"{tmp_path}/"), row["a"]) for where, row in source_files.read_rows(tmp_path / name)] == rows, why
+
+
+REFUSED = [  # (file, content, what the message says, why)
+    ("a.csv", b"a,b\nx,2\n\xe9t\xe9,3\n", "a.csv: .*not UTF-8 .*CSV UTF-8", "cp1252, as Windows' programs save it"),
+    ("a.csv", "a,b\nx,2\n".encode("utf-16"), "a.csv: .*not UTF-8 .*CSV UTF-8", "UTF-16, a spreadsheet's 'Unicode text'"),
+    ("a.csv", b"a,b\nx,2,3\n", "a.csv:2: more fields than the header names", "a comma that is not quoted"),
+    ("a.json", b'{"data": [' + ROW + b'], "rows": []}', r"a.json: .*\['data', 'rows'\]", "two keys: which is meant?"),
+    ("a.json", b"3", "a.json: holds its rows neither", "a number"),
+    ("a.json", b'{\n"data": [', "a.json:1: not JSON .*An object is one line", "a cut object"),
+    ("a.json", BOM + b"[" + ROW, "a.json: not JSON .*was the download cut", "a cut array behind a mark"),
+]
+
+
+@pytest.mark.parametrize("name, content, message, why", REFUSED, ids=[r[-1] for r in REFUSED])
+def test_tables_that_cannot_be_read_say_why(tmp_path, name, content, message, why):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(data.RecordError, match=message):
+        list(source_files.read_rows(tmp_path / name))
+
+
+def test_another_key_is_named(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps({"annotations": [{"pair_id": "1"}]}))
+    with pytest.raises(data.RecordError, match=r"a.json:1: no column '\w+'; it has \['annotations'\]"):
+        sources.convert("judgebench", "judge", tmp_path / "a.json", tmp_path / "out")
+
+
+KINDS = [  # (files of a folder, --subset, those that are read; None: refused, why)
+    (["a.jsonl", "b.parquet"], None, None, "which of them is the data set is not guessed"),
+    (["a.jsonl", "b.parquet"], ".jsonl", ["a.jsonl"], "the subset may be an ending"),
+    (["a.jsonl", "sub/b.csv"], None, None, "in a folder below, too"),
+    (["a.json", "a.jsonl"], None, None, "two spellings of JSON"),
+    (["test/a.jsonl", "train/b.parquet"], "test/", ["test/a.jsonl"], "a split of one kind"),
+    (["a.parquet", "dataset_infos.json", ".cache.json"], None, ["a.parquet"], "a hub's own notes are no table"),
+    (["a.jsonl", "b.jsonl", "notes.txt"], None, ["a.jsonl", "b.jsonl"], "one kind"),
+]
+
+
+@pytest.mark.parametrize("names, subset, read, why", KINDS, ids=[k[-1] for k in KINDS])
+def test_a_folder_of_several_kinds_of_tables(tmp_path, names, subset, read, why):
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    if read is None:
+        with pytest.raises(data.RecordError, match="several kinds") as error:
+            source_files.table_files(tmp_path, subset)
+        assert all(name in str(error.value) for name in names) and "--subset" in str(error.value)
+    else:
+        assert source_files.table_files(tmp_path, subset) == [tmp_path / name for name in read], why
+
+
+def test_pictures_that_cannot_be_used_are_counted_under_their_reasons(tmp_path):
+    """Through a loader: pictures that a row carries, and what the counts say of them."""
+    from tests.test_data import FAULTY
+
+    row = json.loads((FIXTURES / "vl_rewardbench/test.jsonl").read_text().splitlines()[0])
+    stored = [row | {"id": str(i), "image": {"bytes": content, "path": None}} for i, (_, content, *_) in enumerate(FAULTY)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(stored), tmp_path / "a.parquet")
+    with pytest.raises(data.RecordError, match="no record is left") as error:
+        sources.convert("vl_rewardbench", "judge", tmp_path / "a.parquet", tmp_path / "out", allow_rejected=True)
+    for said in ("3 x the image has too much text", "3 x the image is too large", "4 x the image cannot be opened", "4 x the image is animated"):
+        assert said in str(error.value), str(error.value)
+    assert "1 x no image" in str(error.value)  # a picture of no bytes
+
+
 # --- the benchmarks' own scores -------------------------------------------------------------------------------------
 
 OUTCOMES = st.lists(

@@ -200,6 +200,57 @@ def test_sound_that_lasts_longer_than_the_pictures_is_no_damage(tmp_path):
     assert media.video_frames(path)[1] == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
 
 
+LATE = ["a.mkv", "a.webm", "a.mp4", "a.mov", "a.ts"]
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_a_first_frame_at_ten_seconds_is_no_damage(tmp_path, name):
+    """Matroska counts its duration from 0, the others from the first frame; seconds count from the first frame."""
+    path = write(tmp_path / name, n=20, codec="libvpx-vp9" if name == "a.webm" else "libx264", times=[10_000 + 100 * i for i in range(20)])
+    images, seconds = media.video_frames(path, count=3)
+    assert seconds == pytest.approx([0, 1.0, 1.9], abs=5e-3) and numbers(images)[0] == 0
+
+
+def test_a_file_with_a_late_first_frame_may_be_cut_all_the_same(tmp_path):
+    with pytest.raises(RecordError, match="is it cut off"):
+        media.video_frames(cut(write(tmp_path / "a.mkv", n=60, size=BIG, times=[10_000 + 100 * i for i in range(60)]), 0.5))
+
+
+REPEATED = [  # (numbers of the frames that are stored, why); those between them are empty, which means: once more
+    ([0, 1, 2, 6, 7, 12], "a camera that left frames out"),
+    ([0, 30], "a still scene: one frame for three seconds"),
+    ([5, 6, 7], "it begins with empty ones"),
+    ([0, 1, 2, 3], "none is repeated"),
+]
+
+
+def avi(path, stored):
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for place in stored:
+            frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), 20 + STEP * place, np.uint8), format="rgb24")
+            frame.pts, frame.time_base = place, Fraction(1, 10)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return path
+
+
+@pytest.mark.parametrize("stored, why", REPEATED, ids=[r[-1] for r in REPEATED])
+def test_repeated_frames_of_an_avi_are_no_damage(tmp_path, stored, why):
+    """A whole file is read, whatever number of frames its header counts; the same file cut is refused."""
+    path = avi(tmp_path / "a.avi", stored)
+    assert len(media.video_frames(path)[0]) == len(stored), why
+    more = bytearray(path.read_bytes())
+    place = more.index(b"strh") + 8 + 32  # dwLength of the stream: five frames more than are shown, as if it ended with empty ones
+    more[place : place + 4] = (int.from_bytes(more[place : place + 4], "little") + 5).to_bytes(4, "little")
+    path.write_bytes(more)
+    assert len(media.video_frames(path)[0]) == len(stored), "empty frames at the end"
+    path.write_bytes(more[:-10])
+    with pytest.raises(RecordError, match="cut off|cannot be decoded"):
+        media.video_frames(path)
+
+
 def test_bad_numbers(tmp_path):
     path = write(tmp_path / "a.mp4")
     for arguments in ({"count": 0}, {"fps": 0}, {"fps": -1}, {"max_frames": 0}, {"max_pixels": 0}, {"count": 2, "fps": 1}):
@@ -224,7 +275,7 @@ def test_by_fps_no_time_is_far_from_a_chosen_frame(gaps, fps):
 def test_memory_does_not_grow_with_the_video(tmp_path):
     """A child process reads 8 frames of a video of 300 frames, 187 MB decoded; its peak stays near that of a short one."""
     script = (
-        "import resource, sys, video; images, _ = video.frames(sys.argv[1], count=8)\n"
+        "import resource, sys\nfrom data import media\nimages, _ = media.video_frames(sys.argv[1], count=8)\n"
         "print(len(images), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     )
     peaks = []
