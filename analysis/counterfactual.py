@@ -38,7 +38,8 @@ from data import files
 from data.files import json_sha, read_rows
 from judging.calls import Call, image_sha
 from judging.tasks import Tasks, read_judgement
-from judging.writers import LocalCritic, verdict_place
+from judging.local import LocalBackend
+from judging.verdicts import verdict_place
 
 MATRIX_RUNS = {
     "base": "base",
@@ -269,7 +270,7 @@ def main(argv=None):
             settings = {"model": path, "weights": files.content_sha(path), "records": files.content_sha(args.dataset)}
             settings |= {"limit": args.limit, "max_new_tokens": args.max_new_tokens}
             settings["prompt"] = "no_self_ref" if name == UNCHANGED else "self_ref"
-            writer = LocalCritic.load(path, batch_size=args.batch_size, analysis_tokens=args.max_new_tokens, temperature=0.0)
+            writer = LocalBackend.load(path, batch_size=args.batch_size, analysis_tokens=args.max_new_tokens, temperature=0.0)
             own = judge(folder, "own", tasks, settings, writer)
             for condition in CONDITIONS if name != UNCHANGED else ():
                 judge(folder, condition, tasks, settings, writer, own)

@@ -3,7 +3,6 @@
 import difflib
 import functools
 import math
-import os
 import random
 import re
 from collections import Counter, defaultdict
@@ -12,7 +11,7 @@ from pathlib import Path
 import rewards
 from data import files
 from data.files import read_rows
-from data.records import check_record, load_records, with_paths
+from data.records import check_record, load_records, with_paths, with_relative_paths
 from stats import estimate
 
 MEDIA = ("frames", "video", "videos")
@@ -166,13 +165,8 @@ def build(records, chosen, args):
     """Pair records with paths from the output's folder; which response stands first is drawn by the id."""
     pairs = []
     for name, (better, worse, *_) in chosen.items():
-        record, preference = dict(records[name]), random.Random(f"{args.seed}/order/{name}").choice((1, 2))
-        for field in MEDIA:
-            if record.get(field):
-                single = isinstance(record[field], str)
-                paths = [os.path.relpath(path, args.out) for path in ([record[field]] if single else record[field])]
-                record[field] = paths[0] if single else paths
-        pairs.append(record | ordered_pair(record, better, worse, preference))
+        record, preference = records[name], random.Random(f"{args.seed}/order/{name}").choice((1, 2))
+        pairs.append(with_relative_paths(record, args.out) | ordered_pair(record, better, worse, preference))
     return pairs
 
 

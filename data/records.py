@@ -7,6 +7,7 @@ nothing is dropped in silence.
 
 import json
 import math
+import os
 from array import array
 from pathlib import Path
 
@@ -182,3 +183,12 @@ def embedded(kind, split):
     from physworld import dataset
 
     return {"questions": dataset.questions_file, "pairs": dataset.pairs_file}[kind](split)
+
+
+def with_relative_paths(record, folder):
+    """A copy of the record whose frames or videos are paths relative to `folder`: what a file there has to hold."""
+    paths = {name: record[name] for name in MEDIA if record.get(name)}
+    return record | {
+        name: os.path.relpath(given, folder) if isinstance(given, str) else [os.path.relpath(path, folder) for path in given]
+        for name, given in paths.items()
+    }
