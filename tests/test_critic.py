@@ -490,6 +490,27 @@ def test_votes_end_with_the_prediction(tiny, items, monkeypatch):
     assert len(texts) == 3 and part in texts and all(text.endswith("</pred>") for text in texts if "</pred>" in text)
 
 
+def test_a_group_whose_prompts_differ_before_the_responses_is_only_slower(tiny, items):
+    """Options in another key order under one group: the kept head does not fit, a new one is run, the texts stay right."""
+    options, calls = {"A": "yes", "B": "no"}, []
+    for given in (options, dict(reversed(options.items()))):
+        messages = prompts.critic_prompt("Does it fall?", "\\boxed{yes}", "\\boxed{no}", given)
+        calls.append(Call(messages, (), None, group="one"))
+    alone = [next(fresh(tiny).run([call]))[1] for call in calls]
+    together, writer = dict(fresh(tiny).run(calls)), fresh(tiny)
+    later = [next(writer.run([call]))[1] for call in calls]
+    assert [reply.text for reply in alone] == [together[0].text, together[1].text] == [reply.text for reply in later]
+    assert later[1].tokens.cached == 0 and calls[0].messages != calls[1].messages
+
+
+def test_without_keep_a_judgement_is_made_anew(monkeypatch):
+    critic = make(monkeypatch, writer := Fake(["yes"] * 9), solve="first", keep=False)
+    first, second = (critic.judge_many([ITEM, ITEM | {"id": "other"}]) for _ in range(2))
+    assert [j.repeated for j in first] == [False, False] and len(writer.calls) == 3 and not critic.made
+    assert [j.solves for j in first] == [True, False] and [j.solves for j in second] == [False, False]
+    assert [j.repeated for j in second] == [False, True], "within a call nothing is made twice"
+
+
 def test_old_questions_make_room(tiny, items, monkeypatch):
     monkeypatch.setattr("judging.local.KEPT_TOKENS", 100)
     writer = fresh(tiny)

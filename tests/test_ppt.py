@@ -111,6 +111,11 @@ def test_compare_many_that_loses_or_adds_an_answer(answers):
         ppt.pivot_tournament(5, compare_many=answers)
 
 
+def test_a_tournament_needs_a_judge():
+    with pytest.raises(ValueError, match="compare or compare_many"):
+        ppt.knockout(5)
+
+
 @pytest.mark.parametrize(
     "rewards, expected, reason",
     [
