@@ -34,10 +34,10 @@ import data
 import prompts
 import rewards
 from data.files import json_sha
+from judging import judges
 from judging.calls import Call, Missing, Reply, Tokens, image_sha
-from judging.models import warn_of_other_training
 from judging.play import ALONE, COSTS, texts_of
-from judging.writers import LocalCritic, ServerCritic, verdict_place
+from judging.verdicts import verdict_place
 
 CLOSE = "</pred>"
 
@@ -49,7 +49,8 @@ class Judgement:
 
     `text` begins with the self-prediction, `reused` says that it was made before (then its tokens count as prompt).
     `computed_prompt_tokens` were run through the model, the others of `prompt_tokens` came from a cache. `repeated`: the
-    same judgement was made before and cost nothing now. `missing`: why a server gave none.
+    same judgement was made before and cost nothing now. `missing`: why a server gave none. `solves`: its self-prediction
+    is the question's from here on.
     """
 
     id: str
@@ -69,6 +70,7 @@ class Judgement:
     reused: bool = False
     repeated: bool = False
     missing: str | None = None
+    solves: bool = False
 
 
 def own_part(text):
@@ -118,11 +120,13 @@ class Critic:
     taken. Above temperature 0 a text depends on `seed`, the item's id and its prompt.
     `spent` are the tokens of everything that was run, self-predictions included: input, of it cached, output. `unsolved`
     counts questions that were asked and gave no self-prediction that can be read: their judgements solve for themselves.
+    Equal text, options and frames are the same question, whatever their ids: it is solved once. keep=False forgets what
+    was written once it is handed out, so that memory stays small and the same judgement is made anew.
     """
 
     def __init__(
         self, path=None, base_url=None, model=None, prompt="self_ref", solve="each", votes=1, max_new_tokens=512,
-        temperature=0.0, seed=0, batch_size=32,
+        temperature=0.0, seed=0, batch_size=32, keep=True,
     ):  # fmt: skip
         if bool(path) == bool(base_url) or bool(base_url) != bool(model):
             raise ValueError("give either path, or base_url and model")
@@ -132,14 +136,12 @@ class Critic:
             raise ValueError("prompt no_self_ref makes no self-prediction that could be reused; take solve='each'")
         if votes < 1 or (votes > 1 and (solve == "each" or temperature <= 0)):
             raise ValueError("votes above 1 need solve='first' or 'alone' and a temperature above 0: greedy samples are equal")
-        settings = {"analysis_tokens": max_new_tokens, "temperature": temperature}
-        if base_url:
-            self.writer = ServerCritic(base_url, model, concurrency=batch_size, **settings)
-        else:
-            self.writer = LocalCritic.load(str(path), batch_size=batch_size, **settings)
-            warn_of_other_training(path, prompt=prompt, video_input="frames")
+        self.writer = judges.backend(
+            path or model, base_url, batch_size, concurrency=batch_size, analysis_tokens=max_new_tokens,
+            temperature=temperature, trained_with={"prompt": prompt, "video_input": "frames"},
+        )  # fmt: skip
         self.model, self.prompt, self.solve, self.votes = str(path or model), prompt, solve, votes
-        self.temperature, self.seed, self.batch_size = temperature, seed, batch_size
+        self.temperature, self.seed, self.batch_size, self.keep = temperature, seed, batch_size, keep
         self.predictions, self.made, self.spent, self.unsolved = {}, {}, Tokens(), 0
 
     def judge(self, question, response_1, response_2, frames=None, options=None, order="12"):
@@ -176,10 +178,24 @@ class Critic:
             raise ValueError("solve is 'first': give the pair whose judgement solves the question")
         item = {"question": question, "frames": frames, "options": options}
         item |= dict(zip(("response_1", "response_2"), pair or ("", "")))
-        call = self._call(item)
-        if call.group not in self.predictions:
-            self._solve([item], [call])
-        return self.predictions.get(call.group)
+        if self._call(item).group not in self.predictions:
+            self.solve_many([item])
+        return self.predictions.get(self._call(item).group)
+
+    def solve_many(self, items):
+        """Solve these questions now; for each the self-prediction (None: none can be read), or Missing where a server failed."""
+        calls = [self._call(item, f"item {place}") for place, item in enumerate(items)]
+        self._solve(items, calls)
+        self._forget()
+        return [self.predictions.get(call.group, Missing("no reply to the question")) for call in calls]
+
+    def take_solution(self, item, solution):
+        """Put a self-prediction that was made before in front of the judgements of the item's question, if it has none yet."""
+        self.predictions.setdefault(self._call(item).group, solution)
+
+    def _forget(self):
+        if not self.keep:
+            self.made.clear()
 
     def judge_many(self, items):
         """One Judgement per item, batched over questions: dicts with question, response_1, response_2, and optionally
@@ -188,6 +204,7 @@ class Critic:
         groups = list(dict.fromkeys(call.group for call in calls))
         judgements = [None] * len(items)
         bar = tqdm(total=len(items), desc="judging", unit="judgement", disable=len(items) <= 2 * self.batch_size)
+        leaders = []
         for start in range(0, len(groups), self.batch_size):  # so many questions' caches are at hand at once
             here = set(groups[start : start + self.batch_size])
             places = [place for place, call in enumerate(calls) if call.group in here]
@@ -202,8 +219,12 @@ class Critic:
                         if part := own_part(judgements[p].text):
                             self.predictions[calls[p].group] = part
             self._judge([p for p in places if judgements[p] is None], items, calls, judgements)
+            for p in leaders:
+                part = own_part(judgements[p].text)
+                judgements[p] = replace(judgements[p], solves=bool(part) and self.predictions.get(calls[p].group) == part)
             bar.update(len(places))
         bar.close()
+        self._forget()
         return judgements
 
     def _call(self, item, where="the item"):
@@ -341,32 +362,22 @@ def main(config):
 
 
 def critic_judge(config, known):
-    """The judge of judging.play.played that this file is; p is its p_first. A row that `solves` made the solution of its question."""
+    """The judge of judging.play.played that this file is; p is its p_first. A row that `solves` made its question's solution."""
     where = {"base_url": config.base_url, "model": config.critic} if config.base_url else {"path": config.critic}
     settings = {name: getattr(config, name) for name in ("solve", "max_new_tokens", "batch_size", "seed")}
-    critic = Critic(**where, **settings)
+    critic = Critic(**where, **settings, keep=False)  # the calls file keeps what counts, and --same_text ask asks again
 
     def judge(asked):
         frames = {record["id"]: data.open_frames(record, config.max_frames) for record, _, _ in asked}
         items = [critic_item(record, a, b, frames[record["id"]]) for record, a, b in asked]
-        groups = [critic._call(item).group for item in items]
-        for group, (record, _, _) in zip(groups, asked):
+        for item, (record, _, _) in zip(items, asked):
             for row in known[record["id"]].values():
                 if row.get("solves"):
-                    critic.predictions.setdefault(group, row["solution"])
-        alone = [i for i, (_, *pair) in enumerate(asked) if tuple(pair) == ALONE]
-        rest = [i for i in range(len(asked)) if i not in set(alone)]
-        rows = dict(zip(alone, solutions(critic, [items[i] for i in alone])))
-        unsolved = set(groups) - set(critic.predictions)
-        for i, judgement in zip(rest, critic.judge_many([items[i] for i in rest])):
-            rows[i] = {"p": judgement.p_first, "verdict": judgement.verdict, "prediction": judgement.prediction}
-            rows[i] |= {name: getattr(judgement, name) for name in ("missing", *COSTS[:3])}
-            part = own_part(judgement.text)
-            if groups[i] in unsolved and part and critic.predictions.get(groups[i]) == part:
-                rows[i] |= {"solves": True, "solution": part}
-                unsolved.discard(groups[i])
-        critic.made.clear()  # the calls file keeps what counts, and --same_text ask asks again
-        return [rows[i] for i in range(len(asked))]
+                    critic.take_solution(item, row["solution"])
+        alone = [tuple(pair) == ALONE for _, *pair in asked]
+        solved = iter(solutions(critic, [item for item, solve in zip(items, alone) if solve]))
+        judged = iter(critic.judge_many([item for item, solve in zip(items, alone) if not solve]))
+        return [next(solved) if solve else critic_row(next(judged)) for solve in alone]
 
     return judge
 
@@ -378,17 +389,23 @@ def critic_item(record, a, b, frames):
     return shared | {"response_1": first, "response_2": second}
 
 
+def critic_row(judgement):
+    """What the calls file keeps of a Judgement."""
+    row = {"p": judgement.p_first, "verdict": judgement.verdict, "prediction": judgement.prediction}
+    row |= {name: getattr(judgement, name) for name in ("missing", *COSTS[:3])}
+    return row | ({"solves": True, "solution": own_part(judgement.text)} if judgement.solves else {})
+
+
 def solutions(critic, items):
     """Rows of questions solved alone, in one batch; its tokens are charged to them in equal parts."""
-    if not items:
-        return []
-    calls, before = [critic._call(item) for item in items], critic.spent
-    critic._solve(items, calls)
+    before, n = critic.spent, len(items)
+    solved = critic.solve_many(items)
     spent = [getattr(critic.spent, name) - getattr(before, name) for name in ("input", "cached", "output")]
-    tokens = [spent[0] / len(items), (spent[0] - spent[1]) / len(items), spent[2] / len(items)]
-    rows = [{"p": None, "solves": True, "solution": critic.predictions.get(call.group)} for call in calls]
-    for row, call in zip(rows, calls):
-        row |= {"missing": None if call.group in critic.predictions else "no reply to the question", **dict(zip(COSTS, tokens))}
+    rows = []
+    for found in solved:
+        failed = isinstance(found, Missing)
+        row = {"p": None, "solves": True, "solution": None if failed else found, "missing": found.reason if failed else None}
+        rows.append(row | dict(zip(COSTS, (spent[0] / n, (spent[0] - spent[1]) / n, spent[2] / n))))
     return rows
 
 

@@ -33,9 +33,10 @@ import prompts as templates
 from data import sources
 from data.files import content_sha, open_rows, provenance, read_result, short_sha, write_result
 from judging import judges, official_scores
-from judging.models import Completion
+from judging.calls import Completion, Missing
 from judging.tasks import load_tasks, read_answer, read_judgement, task_prompt
 from stats import row_key, share, summarise
+from verifier import Verifier
 
 
 @dataclass
@@ -189,31 +190,22 @@ def open_answerer(config):
 
 def verified(config):
     """answer(tasks, asked, images, seed) of verifier.py: one call a criterion in the order shown, p instead of a text."""
-    from judging.calls import Missing
-    from judging.local import LocalBackend
-    from judging.server import ServerBackend
-    from verifier import Verifier
-
     settings = {"analysis_tokens": config.max_new_tokens, "temperature": config.temperature}
-    if config.base_url:
-        backend = ServerBackend(config.base_url, config.model, **settings)
-    else:
-        backend = LocalBackend.load(config.model, batch_size=config.batch_size, **settings)
-    verifier = Verifier(backend, config.verifier, repeats=1, seed=config.seed, abstain=True, progress=False)
+    backend = judges.backend(config.model, config.base_url, config.batch_size, **settings)
+    verifier = Verifier(
+        backend, config.verifier, repeats=1, seed=config.seed, abstain=True, progress=False, keep=False
+    )  # what a benchmark's calls said would not fit in memory
 
     def answer(tasks, asked, images, seed):
         compared = []
         for (record, order), shown in zip(tasks, images):
             first, second = (record["response_" + number] for number in order)
             compared.append((templates.question_text(record["question"], record.get("options")), first, second, shown))
-        answers = []
-        for result in verifier.compare_many(compared):
-            cost = [sum(call["tokens"][kind] for call in result.records) for kind in ("input", "output")]
-            why = "; ".join(sorted({call["missing"] for call in result.missing}))
-            answers.append(Missing(why) if result.p is None else Completion("", *cost, result.p))
-        verifier.records.clear()  # what a benchmark's calls said would not fit in memory
-        verifier.cache.replies.clear()
-        return answers
+        results = verifier.compare_many(compared)
+        return [
+            Missing(result.why) if result.p is None else Completion("", result.tokens.input, result.tokens.output, result.p)
+            for result in results
+        ]
 
     return answer
 

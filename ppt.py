@@ -76,6 +76,8 @@ class _Table:
     def __init__(self, n, compare, compare_many=None):
         if not isinstance(n, int) or n < 1:
             raise ValueError(f"a tournament needs a whole number of candidates, at least 1, got {n!r}")
+        if compare is None and compare_many is None:
+            raise ValueError("a tournament needs a judge: compare or compare_many")
         self.n, self.compare, self.compare_many = n, compare, compare_many
         self.wins, self.counts, self.firsts, self.comparisons = [0.0] * n, [0] * n, [0] * n, []
 
@@ -134,7 +136,7 @@ def _shuffled(n, seed):
 # --- Fixed schedules ----------------------------------------------------------------------------------------------
 
 
-def pivot_tournament(n, compare, pivots=2, seed=0, compare_many=None):
+def pivot_tournament(n, compare=None, pivots=2, seed=0, compare_many=None):
     """Probabilistic pivot tournament: a ring of all, then everyone against the leaders of the ring.
 
     Source: LLM-as-a-Verifier (arXiv 2607.05391); equal to the package llm-verifier 0.3.0 in pick, scores and order of
@@ -161,7 +163,7 @@ def pivot_tournament(n, compare, pivots=2, seed=0, compare_many=None):
     return table.ranking(table.rates())
 
 
-def round_robin(n, compare, seed=0, compare_many=None):
+def round_robin(n, compare=None, seed=0, compare_many=None):
     """Every pair once; each candidate stands in the first slot in half of its comparisons (within one).
 
     Score: wins / counts (Borda's), in [0, 1], 0.0 where none counted. n(n - 1)/2 comparisons. The seed decides which
@@ -176,7 +178,7 @@ def round_robin(n, compare, seed=0, compare_many=None):
     return table.ranking(table.rates())
 
 
-def knockout(n, compare, seed=0, compare_many=None):
+def knockout(n, compare=None, seed=0, compare_many=None):
     """The winner meets the next, in the order that the seed decides; the holder and the next take turns in front.
 
     Source: PhyCritic's best of 32 (arXiv 2602.11124); slots and order are not stated there. n - 1 comparisons, each
@@ -202,7 +204,7 @@ def knockout(n, compare, seed=0, compare_many=None):
 # --- Swiss ---------------------------------------------------------------------------------------------------------
 
 
-def swiss(n, compare, budget=None, seed=0, compare_many=None):
+def swiss(n, compare=None, budget=None, seed=0, compare_many=None):
     """V1's uncertainty-guided ranking: cover everyone, then let neighbours in the present ranking meet.
 
     Source: V1-Infer (arXiv 2603.04304), algorithms 1 to 4. Score: mu, the weighted win rate, in [0, 1], 0.5 where none
@@ -305,7 +307,7 @@ class _Strengths:
         return 0.5 * math.erfc(gap / deviation / math.sqrt(2)) if deviation else 0.5
 
 
-def adaptive(n, compare, budget=None, delta=0.02, seed=0, compare_many=None):
+def adaptive(n, compare=None, budget=None, delta=0.02, seed=0, compare_many=None):
     """Spends the next comparison on the candidate most likely to overtake the leader, stops when none is likely to.
 
     Half a round of disjoint pairs opens (n // 2, the seed decides which), then the leader (largest posterior mean) meets

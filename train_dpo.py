@@ -19,7 +19,6 @@ Values that the paper does not state carry a comment in the YAML.
 
 import dataclasses
 import json
-import os
 import random
 import sys
 from collections import Counter
@@ -172,11 +171,7 @@ def pair_record(record, best, worst, margin, folder):
     margin: by how much the best's score leads, None of a verifier. right: which of the two are, known from the answer.
     """
     dropped = ("candidates", "same", "cluster", "prompt_tokens", "completion_tokens", "seconds")
-    row = {key: value for key, value in record.items() if key not in dropped}
-    for name in filter(row.get, data.MEDIA):
-        single = isinstance(row[name], str)
-        paths = [os.path.relpath(path, folder) for path in ([row[name]] if single else row[name])]
-        row[name] = paths[0] if single else paths
+    row = {key: value for key, value in data.with_relative_paths(record, folder).items() if key not in dropped}
     for place, number in enumerate(sorted((best, worst)), 1):
         shown = record["candidates"][number]
         row |= {f"response_{place}": shown["text"], f"source_{place}": shown.get("source") or "unknown"}

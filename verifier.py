@@ -25,6 +25,7 @@ from tqdm import tqdm
 import data
 import prompts
 from data.files import json_sha
+from judging import judges
 from judging.calls import Call, CallCache, Missing, Tokens, image_sha
 from judging.play import texts_of
 from judging.score_tokens import PAIRWISE, PROGRESS, NoScoreToken, expected_score
@@ -87,6 +88,16 @@ class Comparison:
         """The records of the calls that gave no score."""
         return [record for record in self.records if record["missing"]]
 
+    @property
+    def why(self):
+        """The reasons of the calls that gave no score."""
+        return "; ".join(sorted({record["missing"] for record in self.missing}))
+
+    @property
+    def tokens(self):
+        """What its calls cost."""
+        return sum((Tokens(**record["tokens"]) for record in self.records), Tokens())
+
 
 class Verifier:
     """Compares trajectories and tracks progress with a backend; every call goes through the cache.
@@ -99,10 +110,12 @@ class Verifier:
     cache        JSONL file of calls, with which a killed run resumes
     min_mass     a distribution with less probability than this on the letters is an answer of another kind: missing
     abstain      True records a comparison without a valid call as None; False raises NoValidCall
+    keep         False forgets replies and records once they are handed out, so that memory stays small
     """
 
     def __init__(
-        self, backend, criteria, granularity=20, repeats=4, cache=None, seed=0, min_mass=0.01, abstain=False, progress=True
+        self, backend, criteria, granularity=20, repeats=4, cache=None, seed=0, min_mass=0.01, abstain=False, progress=True,
+        keep=True,
     ):  # fmt: skip
         if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
             raise ValueError(f"repeats must be a whole number of at least 1, got {repeats!r}")
@@ -113,7 +126,7 @@ class Verifier:
             raise ValueError(f"criteria must be at least one, each with a name of its own, got {names}")
         self.pairwise, self.progress = PAIRWISE.at(granularity), PROGRESS.at(granularity)
         self.backend, self.repeats, self.seed, self.min_mass, self.abstain = backend, repeats, seed, min_mass, abstain
-        self.cache = CallCache(cache)
+        self.cache, self.keep = CallCache(cache), keep
         self.records, self.tokens, self.counts, self.reasons = [], Tokens(), Counter(), Counter()
         self.bar = tqdm(total=0, unit="call", desc="verifier", disable=not progress)
 
@@ -153,8 +166,7 @@ class Verifier:
         plans = [self._pair_calls(*one) for one in comparisons]
         answers = iter(self._ask([step for plan in plans for step in plan]))
         results = [self._compared(one, plan, answers) for one, plan in zip(comparisons, plans)]
-        for result in results:
-            self.records += result.records
+        self._remember(record for result in results for record in result.records)
         for result in results:
             if result.p is None and not self.abstain:
                 raise NoValidCall(self._none_valid("comparison", result.missing))
@@ -174,7 +186,7 @@ class Verifier:
         for (about, _), (scores, why, tokens) in zip(plan, self._ask(plan)):
             reward = scores[0][0] if scores else None
             records.append({"task": task, **about, "reward": reward, "tokens": asdict(tokens), "missing": why})
-        self.records += records
+        self._remember(records)
         progress = []
         for start in range(0, len(plan), self.repeats):
             values = [record["reward"] for record in records[start : start + self.repeats] if not record["missing"]]
@@ -182,6 +194,12 @@ class Verifier:
                 raise NoValidCall(self._none_valid(f"step {records[start]['step']}", records[start : start + self.repeats]))
             progress.append(math.fsum(values) / len(values) if values else None)
         return progress
+
+    def _remember(self, records):
+        if self.keep:
+            self.records += records
+        else:
+            self.cache.replies.clear()
 
     def _none_valid(self, what, missing):
         reasons = Counter(record["missing"] for record in missing).most_common()
@@ -307,17 +325,14 @@ def open_images(frames):
 
 
 def verifier_judge(config):
-    """The judge of judging.play.played that this file is; p is the Bradley-Terry preference of its rewards. An empty candidate is no trajectory that
-    could be shown: it loses against any text without a call."""
-    from judging.local import LocalBackend
-    from judging.server import ServerBackend
+    """The judge of judging.play.played that this file is; p is the Bradley-Terry preference of its rewards.
 
-    settings = {"analysis_tokens": config.max_new_tokens}
-    if config.base_url:
-        backend = ServerBackend(config.base_url, config.verifier, **settings)
-    else:
-        backend = LocalBackend.load(config.verifier, batch_size=config.batch_size, **settings)
-    verifier = Verifier(backend, config.criteria, repeats=config.repeats, seed=config.seed, abstain=True, progress=False)
+    An empty candidate is no trajectory that could be shown: it loses against any text without a call.
+    """
+    backend = judges.backend(config.verifier, config.base_url, config.batch_size, analysis_tokens=config.max_new_tokens)
+    verifier = Verifier(
+        backend, config.criteria, repeats=config.repeats, seed=config.seed, abstain=True, progress=False, keep=False
+    )  # the calls file keeps what counts
 
     def judge(items):
         empty = [[not text.strip() for text in texts_of(*item)] for item in items]
@@ -327,8 +342,6 @@ def verifier_judge(config):
             (prompts.question_text(r["question"], r.get("options")), *texts_of(r, a, b), frames[r["id"]]) for r, a, b in shown
         )
         results = iter(verifier.compare_many(asked))
-        verifier.records.clear()  # the calls file keeps what counts
-        verifier.cache.replies.clear()
         return [verifier_row(unshown(*flags) if any(flags) else next(results)) for flags in empty]
 
     return judge
@@ -341,11 +354,7 @@ def unshown(first_empty, second_empty):
 
 def verifier_row(result):
     """What the calls file keeps of a Comparison."""
-    spent = Counter()
-    for record in result.records:
-        spent.update(record["tokens"])
-    why = "; ".join(sorted({record["missing"] for record in result.missing})) or None
-    said = {name: getattr(result, name) for name in ("p", "reward_a", "reward_b")}
-    said["missing"] = why if result.p is None else None
-    tokens = {"prompt_tokens": spent["input"], "computed_prompt_tokens": spent["input"] - spent["cached"]}
-    return said | tokens | {"completion_tokens": spent["output"]}
+    spent, said = result.tokens, {name: getattr(result, name) for name in ("p", "reward_a", "reward_b")}
+    said["missing"] = result.why if result.p is None else None
+    tokens = {"prompt_tokens": spent.input, "computed_prompt_tokens": spent.input - spent.cached}
+    return said | tokens | {"completion_tokens": spent.output}

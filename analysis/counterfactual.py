@@ -38,8 +38,9 @@ from critic import own_part
 from data import files
 from data.files import json_sha, read_rows
 from judging.calls import Call, image_sha
+from judging.local import LocalBackend
 from judging.tasks import Tasks, read_judgement
-from judging.writers import LocalCritic, verdict_place
+from judging.verdicts import verdict_place
 
 TITLES = {  # model -> what pages call it; in a matrix of runs `full` is "two_stages", the others have their own names
     "base": "base",
@@ -256,7 +257,7 @@ def main(argv=None):
             folder, settings = args.out / f"{name}_seed{seed}", {"model": path, "weights": files.content_sha(path)}
             settings |= {"records": records, "limit": args.limit, "max_new_tokens": args.max_new_tokens}
             settings["prompt"] = "no_self_ref" if name == UNCHANGED else "self_ref"
-            writer = LocalCritic.load(path, batch_size=BATCH, analysis_tokens=args.max_new_tokens, temperature=0.0)
+            writer = LocalBackend.load(path, batch_size=BATCH, analysis_tokens=args.max_new_tokens, temperature=0.0)
             own = judge(folder, "own", tasks, settings, writer)
             for condition in CONDITIONS if name != UNCHANGED else ():
                 judge(folder, condition, tasks, settings, writer, own)

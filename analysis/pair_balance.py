@@ -15,8 +15,8 @@ regression that is never scored on pairs that it was fitted on. Where it sees no
 import argparse
 from pathlib import Path
 
-from data.files import read_rows
 from data.balance import blind_judges, table
+from data.files import read_rows
 
 
 def main(args):

@@ -75,7 +75,7 @@ def ours(url, task, texts, seed, cap):
         def compare_many(pairs):
             return [result.p for result in judge.compare_many([(task, texts[a], texts[b]) for a, b in pairs])]
 
-        ranking = ppt.pivot_tournament(len(texts), None, pivots=PIVOTS, seed=seed, compare_many=compare_many)
+        ranking = ppt.pivot_tournament(len(texts), pivots=PIVOTS, seed=seed, compare_many=compare_many)
     return ranking.best, len(ranking.comparisons)
 
 

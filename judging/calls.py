@@ -1,4 +1,4 @@
-"""A call to a verifier's model, its reply, what it cost, and the file that remembers it."""
+"""A call to a judge's model, its reply, what it cost, and the file that remembers it."""
 
 import hashlib
 import json
@@ -23,9 +23,11 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Call:
-    """One question to a verifier; calls of one `group` share images and prompt up to the criterion.
+    """One question to a verifier or, with `scale` None, to a critic (judging/local.py); calls of one `group` share images and
+    the beginning of the prompt.
 
-    `analysis` is a text that another model wrote (two-stage route); None asks this one to write its own.
+    `analysis` is put in the model's mouth: a verifier's by another model (two-stage route; None: it writes its own), a
+    critic's self-prediction. `tags` end what is written, `seed` draws its tokens.
     """
 
     messages: list
@@ -40,7 +42,8 @@ class Call:
 
 @dataclass(frozen=True)
 class Reply:
-    """The analysis, and for each tag the list of (token, log-probability) after it."""
+    """The text written, and what was read: of a verifier for each tag the (token, log-probability) pairs after it, of a
+    critic the probability that its verdict names the response shown first (None: no verdict)."""
 
     text: str
     readings: list
@@ -53,6 +56,19 @@ class Missing:
 
     reason: str
     tokens: Tokens = Tokens()
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sampled text, without special tokens, and what it cost (padding not counted, the end token counted).
+
+    `p` is the probability that the response shown first is better, of a judge that gives one instead of a verdict.
+    """
+
+    text: str
+    prompt_tokens: int
+    completion_tokens: int
+    p: float | None = None
 
 
 class CallCache:

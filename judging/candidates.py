@@ -5,22 +5,19 @@ only text and source are needed. What is right is said by rewards.py.
 """
 
 import json
-import os
 import random
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import torch
 from tqdm import tqdm
-from transformers import LogitsProcessor, LogitsProcessorList
 
 import data
 import prompts
 import rewards
 from data.files import content_sha, open_rows, provenance, short_sha, write_result
-from judging.models import generation_settings, load_model, warn_of_other_training
+from judging.judges import warn_of_other_training
 from judging.tasks import load_tasks, read_answer
 
 
@@ -40,58 +37,6 @@ class SampleConfig:
     seed: int = field(default=0, metadata={"help": "a question's draw depends on this, its id and --n"})
 
 
-# --- Sampling ------------------------------------------------------------------------------------------------------
-
-
-class Likelihood(LogitsProcessor):
-    """Adds up the log-probability of each sampled token while generating, at temperature 1; keeps no logits but the last."""
-
-    def __init__(self):
-        self.last, self.sums = None, []
-
-    def __call__(self, input_ids, scores):
-        self.take(input_ids[:, -1])
-        self.last = scores.float().log_softmax(-1)  # (B, V)
-        return scores
-
-    def take(self, tokens):
-        """Count the tokens, (B,), drawn after the last call; none at the first."""
-        if self.last is not None:
-            self.sums.append(self.last.gather(1, tokens[:, None])[:, 0])
-
-
-@torch.no_grad()
-def sample_candidates(model, processor, prompt, images, config, seed):
-    """(candidates, prompt tokens) of one question: `config.n` dicts of text, tokens and log_likelihood.
-
-    log_likelihood is the mean over the candidate's tokens, the end token included, of log p under the policy at
-    temperature 1, in nats, at most 0. The draw depends on `seed` and n alone; the global generator is left as it was.
-    """
-    [text] = processor.apply_chat_template([prompt], add_generation_prompt=True, tokenize=False)
-    inputs = processor(text=[text], images=[images] if images else None, return_tensors="pt").to(model.device, model.dtype)
-    own, likelihood = model.generation_config, Likelihood()
-    settings = generation_settings(model, processor.tokenizer, config.max_new_tokens, config.temperature, 1.0)
-    settings.num_return_sequences = config.n
-    with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        model.generation_config = settings
-        try:
-            output = model.generate(**inputs, logits_processor=LogitsProcessorList([likelihood]))  # (B, P + C)
-        finally:
-            model.generation_config = own
-    prompt_tokens = inputs["input_ids"].shape[1]
-    tokens = output[:, prompt_tokens:]  # (B, C)
-    likelihood.take(tokens[:, -1])
-    ended = torch.isin(tokens, torch.tensor(settings.eos_token_id, device=tokens.device))  # (B, C)
-    counted = ended.cumsum(1) - ended.long() == 0  # (B, C), up to the first end token
-    means = (torch.stack(likelihood.sums, 1) * counted).sum(1) / counted.sum(1)  # (B,)
-    rows = zip(tokens, counted.sum(1).tolist(), means.tolist())
-    return [
-        {"text": processor.decode(row[:n], skip_special_tokens=True), "tokens": n, "log_likelihood": mean}
-        for row, n, mean in rows
-    ], prompt_tokens
-
-
 def sample(config):
     """Write `config.n` candidates of each question that has none yet; returns the summary that lies beside --out."""
     out = jsonl(config.out)
@@ -107,11 +52,20 @@ def sample(config):
     write_result(out.with_suffix(".json"), {"config": settings, "finished": False, **provenance()})
     done = {row["id"]: row for row in rows}
     missing = [record for record, _ in tasks if record["id"] not in done]
-    model, processor = load_model(config.model) if missing else (None, None)
+    if missing:
+        from judging import models  # here, since it loads torch
+
+        model, processor = models.load_model(config.model)
     warn_of_other_training(config.model, video_input="frames")
     with stream:
         for record in tqdm(missing, desc="sample", unit="question"):
-            done[record["id"]] = row = sampled_row(config, record, model, processor, out.parent)
+            started, images = time.time(), data.open_frames(record, config.max_frames)
+            prompt = prompts.question_prompt(record["question"], record.get("options"), len(images))
+            seed = int(short_sha(config.seed, record["id"]), 16)
+            drawn, prompt_tokens = models.sample_candidates(
+                model, processor, prompt, images, config.n, config.max_new_tokens, config.temperature, seed
+            )
+            done[record["id"]] = row = sampled_row(record, drawn, prompt_tokens, started, config.model, out.parent)
             stream.write(json.dumps(row).encode() + b"\n")
             stream.flush()
     rows = [done[record["id"]] for record, _ in tasks]
@@ -122,21 +76,13 @@ def sample(config):
     return result
 
 
-def sampled_row(config, record, model, processor, folder):
-    """A candidates record: the question, its frames relative to `folder`, and its candidates."""
-    started, images = time.time(), data.open_frames(record, config.max_frames)
-    prompt = prompts.question_prompt(record["question"], record.get("options"), len(images))
-    seed = int(short_sha(config.seed, record["id"]), 16)
-    candidates, prompt_tokens = sample_candidates(model, processor, prompt, images, config, seed)
-    for candidate in candidates:
-        candidate |= {"source": config.model, "correct": read_answer(record, candidate["text"])["correct"]}
-    row = {key: value for key, value in record.items() if key != "cluster"}
-    for name in filter(row.get, data.MEDIA):
-        paths = row[name]
-        relative = [os.path.relpath(path, folder) for path in ([paths] if isinstance(paths, str) else paths)]
-        row[name] = relative[0] if isinstance(paths, str) else relative
-    tokens = {"prompt_tokens": prompt_tokens, "completion_tokens": sum(candidate["tokens"] for candidate in candidates)}
-    return row | {"candidates": candidates, **tokens, "seconds": round(time.time() - started, 3)}
+def sampled_row(record, drawn, prompt_tokens, started, source, folder):
+    """A candidates record: the question, its frames relative to `folder`, and what was drawn since `started`."""
+    for candidate in drawn:
+        candidate |= {"source": source, "correct": read_answer(record, candidate["text"])["correct"]}
+    row = {key: value for key, value in data.with_relative_paths(record, folder).items() if key != "cluster"}
+    tokens = {"prompt_tokens": prompt_tokens, "completion_tokens": sum(candidate["tokens"] for candidate in drawn)}
+    return row | {"candidates": drawn, **tokens, "seconds": round(time.time() - started, 3)}
 
 
 # --- Reading and picking ---------------------------------------------------------------------------------------------

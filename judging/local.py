@@ -1,15 +1,25 @@
-"""The verifier's calls on a transformers model in this process, text or vision, batched.
+"""A transformers model in this process, text or vision, that writes for a critic and for a verifier, in batches.
 
-All calls of a group (one task, one order of the trajectories; criteria and repeats differ) share the tokens up to the
-criterion. Those run once; each batch copies their KV cache and runs only what is its own.
+Calls (calls.Call) of one `group` share the frames and the beginning of their prompt: up to the responses for a critic, up
+to the criterion for a verifier. What they share runs once; its KV cache, one row, is copied into every batch, which may
+mix groups. A self-prediction stands behind the responses, so it is no part of that.
+
+A verifier's call has a scale: an analysis is drawn up to the first of its `tags`, then a letter is read at each tag. A
+critic's call has none: it goes on from its `analysis` until it ends by itself or with one of its `tags`, and its reading is
+the probability that the verdict names the response shown first, None where there is no verdict.
 """
 
-import copy
 import hashlib
+import inspect
+import math
+import re
 import threading
-from dataclasses import dataclass, replace
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from transformers.utils.peft_utils import find_adapter_config_file
 
@@ -17,6 +27,10 @@ from judging import models
 from judging.calls import Reply, Tokens
 from judging.score_tokens import NoScoreToken, between, cut, opening
 from judging.server import TOP, server_messages
+from judging.verdicts import spelled, verdict_place
+
+RESPONSES = "<response_1>"  # where a critic's prompt stops being the question's alone
+KEPT_TOKENS = 131072  # of questions' caches; 57 KB each for a 7B Qwen2.5-VL in bfloat16, 5 KB for the tiny model
 
 
 @dataclass
@@ -26,7 +40,16 @@ class Rows:
     cache: object
     mask: torch.Tensor  # (B, T)
     lengths: torch.Tensor  # (B,)
-    shift: torch.Tensor | int = 0  # (1, 1), of M-RoPE's positions after images
+    shift: torch.Tensor | int = 0  # (B, 1), of M-RoPE's positions after images
+
+
+@dataclass
+class Head:
+    """What calls of one group share: its tokens (an image counts one), its length with all of them, its KV cache."""
+
+    ids: list
+    length: int
+    rows: Rows
 
 
 def common_prefix(rows):
@@ -49,10 +72,10 @@ def best_letter(pairs, scale):
 
 
 class LocalBackend:
-    """A transformers model, text or vision. Calls of a group run the common prefix once and share its KV cache.
+    """A transformers model, text or vision, for critics and verifiers.
 
-    Each row's letters come from the whole vocabulary (top 20 and every spelling of a letter), so none is missing.
-    analysis_tokens = 0 reads the letters at once, without an analysis; then repeats in the same order are equal.
+    analysis_tokens caps a text; 0 (verifier only) reads the letters at once, then repeats in the same order are equal. A
+    verifier's letters come from the whole vocabulary (top 20 and every spelling of a letter), so none is missing.
     """
 
     def __init__(self, model, processor, analysis_tokens=512, temperature=1.0, batch_size=8):
@@ -61,7 +84,7 @@ class LocalBackend:
         self.model, self.processor, self.tokenizer = model.eval(), processor, getattr(processor, "tokenizer", processor)
         self.analysis_tokens, self.temperature, self.batch_size = analysis_tokens, temperature, batch_size
         self.stochastic = temperature > 0 and analysis_tokens > 0
-        self.lock, self.letters = threading.Lock(), {}
+        self.lock, self.letters, self.heads, self.seen = threading.Lock(), {}, OrderedDict(), {}
         ends = model.generation_config.eos_token_id if model.generation_config else None
         self.ends = {self.tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
         self.identity = {"weights": self._fingerprint(), "dtype": str(model.dtype)}
@@ -85,45 +108,86 @@ class LocalBackend:
             digest.update(name.encode() + values.detach().reshape(-1)[:64].float().cpu().numpy().tobytes())
         return digest.hexdigest()[:16]
 
+    @torch.no_grad()
     def run(self, calls):
-        """Yield (place, Reply), a batch at a time."""
-        groups = {}
-        for i, call in enumerate(calls):
-            groups.setdefault((call.group, call.tags), []).append(i)
-        for places in groups.values():
-            with self.lock:
-                inputs = [self._encode(calls[i]) for i in places]
-                rows = [one["input_ids"][0].tolist() for one in inputs]
-                shared = common_prefix(rows)
-                prefix = self._prefix(inputs[0], shared, bool(calls[places[0]].images))
+        """Yield (place, Reply), a batch at a time, calls of a group together."""
+        texts = [self._text(call) for call in calls]
+        ids, groups, alike = [self._ids(text) for text in texts], {}, {}
+        for i in sorted(range(len(calls)), key=lambda i: calls[i].group):
+            groups.setdefault((calls[i].tags, calls[i].group), []).append(i)
+        shared = {
+            key: common_prefix([self._ids(texts[places[0]].partition(RESPONSES)[0]), *(ids[i] for i in places)])
+            for key, places in groups.items()
+        }
+        for (tags, _), places in groups.items():
+            alike.setdefault(tags, []).extend(places)
+        for tags, places in alike.items():
             for start in range(0, len(places), self.batch_size):
-                batch = slice(start, start + self.batch_size)
+                batch = places[start : start + self.batch_size]
                 with self.lock:
-                    replies = self._batch([calls[i] for i in places[batch]], [row[shared:] for row in rows[batch]], prefix)
-                for k, (place, reply) in enumerate(zip(places[batch], replies)):
-                    paid = Tokens(len(rows[start + k]), shared if start + k else 0)
-                    yield place, replace(reply, tokens=reply.tokens + paid)
+                    heads = [self._head(calls[i], texts[i], ids[i], shared[tags, calls[i].group]) for i in batch]
+                    replies = self._batch([calls[i] for i in batch], heads, [ids[i] for i in batch])
+                yield from zip(batch, replies)
 
-    def _encode(self, call):
-        """Model inputs of one call, (1, L): its prompt, and the opening of the reply where that is given."""
-        messages, text = call.messages, ""
-        if call.analysis is not None or not self.analysis_tokens:
-            text = call.analysis or ""
-            text += opening(text, call.tags[0])
+    # --- Prompts and what they share ----------------------------------------------------------------------------------
+
+    def _ids(self, text):
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def _text(self, call):
+        """A call's prompt, with what is put in the model's mouth."""
+        messages, given = call.messages, call.analysis or ""
+        if call.scale and (call.analysis is not None or not self.analysis_tokens):
+            given += opening(given, call.tags[0])
         if self.processor is self.tokenizer:
             if call.images:
-                raise ValueError(f"{type(self.model).__name__} reads no images; give frames=None, or load a vision model")
+                raise ValueError(f"{type(self.model).__name__} reads no images; give no frames, or load a vision model")
             messages = server_messages(messages, ())
-        text = self.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) + text
-        if self.processor is self.tokenizer:
-            return self.tokenizer(text, add_special_tokens=False, return_tensors="pt").to(self.model.device)
-        images = {"images": [list(call.images)]} if call.images else {}
-        return self.processor(text=[text], return_tensors="pt", **images).to(self.model.device, self.model.dtype)
+        return self.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) + given
 
-    @torch.no_grad()
+    def _head(self, call, text, ids, shared):
+        """(the group's Head, whether it had to be run); `ids` (one token an image) are those of `text`.
+
+        The kept Head of a group serves as long as the text begins with it; else the first `shared` tokens make a new one.
+        """
+        head = self.heads.get(call.group)
+        if head and ids[: len(head.ids)] == head.ids and len(ids) > len(head.ids):
+            self.heads.move_to_end(call.group)
+            return head, False
+        if self.processor is self.tokenizer:
+            inputs = {"input_ids": torch.tensor([ids], device=self.model.device)}
+        else:
+            images = {"images": [list(call.images)]} if call.images else {}
+            inputs = self.processor(text=[text], return_tensors="pt", **images).to(self.model.device, self.model.dtype)
+        length = shared + inputs["input_ids"].shape[1] - len(ids)
+        self.heads[call.group] = Head(ids[:shared], length, self._prefix(self._see(call, inputs), length, bool(call.images)))
+        self.heads.move_to_end(call.group)
+        kept = 0 if call.scale else KEPT_TOKENS  # a verifier's groups are asked once
+        while len(self.heads) > 1 and sum(head.length for head in self.heads.values()) > kept:
+            self.heads.popitem(last=False)
+        return self.heads[call.group], True
+
+    def _see(self, call, inputs):
+        """Inputs with the frames' features instead of pixels, where the model takes them: a clip is looked at once.
+
+        They are left to the next group with the same frames: a question's judgements after the question asked alone, a
+        verifier's other order.
+        """
+        if not call.images or "mm_encoder_outputs" not in inspect.signature(self.model.forward).parameters:
+            return inputs
+        inputs = dict(inputs)
+        pixels, features = inputs.pop("pixel_values"), self.seen.pop(call.image_shas, None)
+        if features is None:
+            features = self.model.get_image_features(pixels, inputs["image_grid_thw"], return_dict=True)
+        if RESPONSES not in call.messages[-1]["content"][-1]["text"]:
+            self.seen[call.image_shas] = features
+            if len(self.seen) > self.batch_size:  # looked at and never asked about again
+                self.seen.pop(next(iter(self.seen)))
+        return inputs | {"mm_encoder_outputs": {"image": features}}
+
     def _prefix(self, inputs, shared, images):
         """One row of `shared` tokens, images included, in a cache that batches copy."""
-        cache, device = DynamicCache(config=self.model.config.get_text_config()), self.model.device
+        cache, device = DynamicCache(), self.model.device  # whole layers, also of a sliding window: batches pad them
         rows = Rows(cache, torch.ones(1, shared, dtype=torch.long, device=device), torch.tensor([shared], device=device))
         if shared:
             length = inputs["input_ids"].shape[1]
@@ -136,7 +200,20 @@ class LocalBackend:
             rows.shift = 0 if shift is None else shift.to(device)
         return rows
 
-    @torch.no_grad()
+    # --- Batches ------------------------------------------------------------------------------------------------------
+
+    def _stack(self, heads):
+        """A batch that begins with these heads, padded on the left."""
+        width, device = max(head.length for head in heads), self.model.device
+        pads = [width - head.length for head in heads]
+        layers = zip(*([(layer.keys, layer.values) for layer in head.rows.cache.layers] for head in heads))
+        # of each layer keys and values, (B, heads, T, D)
+        data = [[torch.cat([F.pad(x, (0, 0, n, 0)) for x, n in zip(xs, pads)]) for xs in zip(*layer)] for layer in layers]
+        mask = torch.tensor([[0] * n + [1] * (width - n) for n in pads], dtype=torch.long, device=device)  # (B, T)
+        lengths = torch.tensor([head.length for head in heads], device=device)  # (B,)
+        shifts = torch.tensor([[int(head.rows.shift)] for head in heads], device=device)  # (B, 1)
+        return Rows(DynamicCache(data), mask, lengths, shifts)
+
     def _extend(self, rows, chunks):
         """Run each row's next tokens (some rows may have none); returns the logits after each row's last one, (B, V)."""
         width, device = max(map(len, chunks)), self.model.device
@@ -151,31 +228,82 @@ class LocalBackend:
         rows.lengths = rows.lengths + new.sum(1)
         return output.logits[:, -1].float()
 
-    def _batch(self, calls, suffixes, prefix):
-        """One Reply per call; its tokens count what comes after the prompt."""
-        count, encode = len(calls), lambda text: self.tokenizer.encode(text, add_special_tokens=False)
-        cache = copy.deepcopy(prefix.cache)
-        cache.batch_repeat_interleave(count)
-        rows = Rows(cache, prefix.mask.repeat(count, 1), prefix.lengths.repeat(count), prefix.shift)
+    def _batch(self, calls, heads, ids):
+        """One Reply per call; heads: (Head, whether it was run for this call), ids: of the whole prompts."""
+        suffixes = [row[len(head.ids) :] for (head, _), row in zip(heads, ids)]
+        costs = [Tokens(head.length + len(s), 0 if run else head.length) for (head, run), s in zip(heads, suffixes)]
+        rows = self._stack([head for head, _ in heads])
         logits = self._extend(rows, suffixes)
-        texts, costs = [call.analysis or "" for call in calls], [Tokens() for _ in calls]
+        if calls[0].scale is None:
+            drawn, odds = self._draw_all(rows, logits, calls, self._odds)
+            return [self._judged(*parts) for parts in zip(calls, drawn, odds, costs)]
+        texts = [call.analysis or "" for call in calls]
         if self.analysis_tokens and calls[0].analysis is None:
-            texts, drawn = self._write(rows, logits, calls)
-            chunks = [encode(opening(text, call.tags[0])) for text, call in zip(texts, calls)]
-            costs = [Tokens(len(chunk), 0, n) for chunk, n in zip(chunks, drawn)]
-            logits = self._extend(rows, chunks)
-        readings = [[] for _ in calls]
-        tags = calls[0].tags
+            texts, logits, spent = self._analyse(rows, logits, calls)
+            costs = [cost + more for cost, more in zip(costs, spent)]
+        return [Reply(*parts) for parts in zip(texts, *self._read_letters(rows, logits, calls, costs))]
+
+    def _draw_all(self, rows, logits, calls, watch=None):
+        """Per call the tokens drawn, up to one of its tags, an end token (included) or the cap, and what `watch` says of the
+        logits, (B,), at each place. All tokens but each row's last one stand in the cache then."""
+        drawn, watched, live = [[] for _ in calls], [[] for _ in calls], set(range(len(calls)))
+        draws = [torch.Generator().manual_seed(call.seed or 0) for call in calls]
+        for left in reversed(range(self.analysis_tokens)):
+            values = watch(logits) if watch else [None] * len(calls)
+            greedy = logits.argmax(1).tolist() if self.temperature == 0 else None
+            for i in sorted(live):
+                token = greedy[i] if greedy else self._draw(logits[i], draws[i])
+                drawn[i].append(token)
+                watched[i].append(values[i])
+                if token in self.ends or any(tag in self._decode(drawn[i][-24:]) for tag in calls[i].tags):
+                    live.discard(i)
+            if not live or not left:
+                break
+            logits = self._extend(rows, [[drawn[i][-1]] if i in live else [] for i in range(len(calls))])
+        return drawn, watched
+
+    def _draw(self, logits, generator):
+        """One token id; the draw depends on the row's own seed, not on its batch. logits: (V,)."""
+        return int(torch.multinomial((logits.cpu() / self.temperature).softmax(-1), 1, generator=generator))
+
+    def _decode(self, ids):
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    # --- What a verifier reads ----------------------------------------------------------------------------------------
+
+    def _analyse(self, rows, logits, calls):
+        """(analyses, logits at the first letter's place, Tokens spent): each row of the cache then ends with its analysis
+        and the first tag; what was drawn of a tag is masked out again."""
+        drawn, _ = self._draw_all(rows, logits, calls)
+        texts, chunks, costs = [], [], []
+        for i, (call, tokens) in enumerate(zip(calls, drawn)):
+            fed, n = len(tokens) - 1, len(tokens) - (tokens[-1] in self.ends)
+            text = cut(self._decode(tokens), call.tags)
+            while n and len(self._decode(tokens[:n])) > len(text):
+                n -= 1
+            if n < fed:
+                real = rows.mask[i].nonzero()[:, 0]
+                rows.mask[i, real[len(real) - (fed - n) :]] = 0
+                rows.lengths[i] -= fed - n
+            texts.append(self._decode(tokens[:n]))
+            tag = self._ids(opening(texts[i], call.tags[0]))
+            chunks.append(tokens[fed:n] + tag)
+            costs.append(Tokens(len(tag), 0, len(tokens)))
+        return texts, self._extend(rows, chunks), costs
+
+    def _read_letters(self, rows, logits, calls, costs):
+        """(readings, costs with them): for each tag the pairs at its letter, the most probable letters put in between."""
+        readings, tags = [[] for _ in calls], calls[0].tags
         for tag, following in zip(tags, (*tags[1:], None)):
             for row, call, scores in zip(readings, calls, logits.log_softmax(-1).cpu()):
                 row.append(self._pairs(scores, call.scale))
             costs = [cost + Tokens(0, 0, 1) for cost in costs]
             if following:
                 letters = [best_letter(row[-1], call.scale) for row, call in zip(readings, calls)]
-                chunks = [encode(between(letter, tag, following)) for letter in letters]
+                chunks = [self._ids(between(letter, tag, following)) for letter in letters]
                 costs = [cost + Tokens(len(chunk)) for cost, chunk in zip(costs, chunks)]
                 logits = self._extend(rows, chunks)
-        return [Reply(*parts) for parts in zip(texts, readings, costs)]
+        return readings, costs
 
     def _pairs(self, scores, scale):
         """(token, log-probability) of the top 20 and of every token that spells a letter of the scale; scores: (V,)."""
@@ -185,44 +313,32 @@ class LocalBackend:
         ids = dict.fromkeys([*scores.topk(min(TOP, len(scores))).indices.tolist(), *self.letters[scale.letters]])
         return [(self.tokenizer.decode([i]), scores[i].item()) for i in ids]
 
-    def _write(self, rows, logits, calls):
-        """Analyses, drawn token by token up to a score tag, an end token or the cap; (texts, tokens drawn).
+    # --- What a critic reads ------------------------------------------------------------------------------------------
 
-        Afterwards each row of the cache ends with its analysis: what was drawn of the tag is masked out again.
-        """
-        drawn, kept, live = [[] for _ in calls], [0] * len(calls), set(range(len(calls)))
-        draws = [torch.Generator().manual_seed(call.seed or 0) for call in calls]
-        paid = [0] * len(calls)
-        for _ in range(self.analysis_tokens):
-            for i in sorted(live):
-                token, paid[i] = self._draw(logits[i], draws[i]), paid[i] + 1
-                if token in self.ends:
-                    live.discard(i)
-                    continue
-                drawn[i].append(token)
-                if any(tag in self.tokenizer.decode(drawn[i][-24:]) for tag in calls[i].tags):
-                    live.discard(i)
-            if not live:
-                break
-            logits = self._extend(rows, [[drawn[i][-1]] if i in live else [] for i in range(len(calls))])
-            for i in live:
-                kept[i] += 1
-        texts = []
-        for i, call in enumerate(calls):
-            text, n = cut(self._decode(drawn[i]), call.tags), kept[i]
-            while n and len(self._decode(drawn[i][:n])) > len(text):
+    @cached_property
+    def spellings(self):
+        """The ids of all tokens that spell 1, and of those that spell 2."""
+        pieces = self.tokenizer.convert_ids_to_tokens(range(len(self.tokenizer)))
+        maybe = [i for i, piece in enumerate(pieces) if piece and re.search("[12AB]", piece)]
+        named = {i: spelled(self.tokenizer.decode([i])) for i in maybe}
+        sides = [torch.tensor([i for i in named if named[i] == side], device=self.model.device) for side in (1, 2)]
+        if not all(map(len, sides)):
+            raise ValueError("the tokenizer has no token for 1 or 2; p_first could not be read")
+        return sides
+
+    def _odds(self, logits):
+        """log P(1) - log P(2) of each row, whatever the temperature; logits: (B, V)."""
+        first, second = (logits[:, ids].logsumexp(1) for ids in self.spellings)  # (B,)
+        return (first - second).tolist()
+
+    def _judged(self, call, drawn, odds, cost):
+        """Text, probability and cost; the verdict's token is the one that covers its number's character."""
+        text, forced, p = self._decode(drawn), call.analysis or "", None
+        start, named = verdict_place(forced + text) or (-1, None)
+        if start >= len(forced):
+            n = len(drawn) - 1
+            while n and len(forced + self._decode(drawn[:n])) > start:
                 n -= 1
-            real = rows.mask[i].nonzero()[:, 0]
-            rows.mask[i, real[len(real) - (kept[i] - n) :]] = 0
-            rows.lengths[i] -= kept[i] - n
-            texts.append(self._decode(drawn[i][:n]))
-        return texts, paid
-
-    def _decode(self, ids):
-        return self.tokenizer.decode(ids, skip_special_tokens=True)
-
-    def _draw(self, logits, generator):
-        """One token id; the draw depends on the row's own seed, not on its batch. logits: (V,)."""
-        if self.temperature == 0:
-            return int(logits.argmax())
-        return int(torch.multinomial((logits.cpu() / self.temperature).softmax(-1), 1, generator=generator))
+            if spelled(self.tokenizer.decode([drawn[n]])) == named:
+                p = 1 / (1 + math.exp(-max(min(odds[n], 700), -700)))
+        return Reply(text, [p], cost + Tokens(0, 0, len(drawn)))

@@ -34,7 +34,7 @@ class Unasked(Exception):
         self.pairs = pairs
 
 
-def all_pairs(n, compare, seed, compare_many):
+def all_pairs(n, seed, compare_many):
     """Asks every ordered pair; not a tournament, but played like one."""
     compare_many(list(permutations(range(n), 2)))
 
@@ -49,7 +49,7 @@ def play(record, method, n, known, seed):
         return [0.5 if a == b else known[a, b]["p"] for a, b in shown]
 
     tournament = all_pairs if method == "table" else TOURNAMENTS[method]
-    return tournament(n, None, seed=f"{seed} {record['id']}", compare_many=compare_many)
+    return tournament(n, seed=f"{seed} {record['id']}", compare_many=compare_many)
 
 
 class Calls:

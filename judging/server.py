@@ -1,5 +1,5 @@
-"""Where the verifier's calls go: any OpenAI-compatible server, or two models one after the other (judging/local.py: a
-transformers model in this process).
+"""Where a critic's or a verifier's calls go: any OpenAI-compatible server, or two models one after the other
+(judging/local.py: a transformers model in this process, and what a critic's calls are).
 
 A backend has `identity` (what its replies depend on; part of the cache key), `stochastic` (does a seed matter?) and
 `run(calls)`, which yields (place, Reply or Missing) as calls finish. It never invents a score: what cannot be read is
@@ -22,9 +22,11 @@ from dataclasses import replace
 import openai
 import tenacity
 
+import rewards
 from judging.calls import Missing, Reply, Tokens
 from judging.score_tokens import NoScoreToken, after_last_tag, between, closing, cut, opening
 from judging.server_reply import FaultyReply, ServerReply, bound, said, usage_of
+from judging.verdicts import verdict_probability
 
 TOP = 20  # what the OpenAI API gives at most
 HALTING = (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError)  # every call would meet them
@@ -134,6 +136,8 @@ class ServerBackend:
         return Reply(text, readings, sum(spent, Tokens()))
 
     def _ask(self, call, spent):
+        if call.scale is None:
+            return self._critique(call, spent)
         if self.route == "text":
             raise ValueError("route 'text' gives no log-probabilities: make it the writer of a TwoStage")
         messages = server_messages(call.messages, call.images)
@@ -170,6 +174,21 @@ class ServerBackend:
         if not call.tags:
             return reply.answer(), []
         return "\n".join(filter(None, (cut(text, call.tags) for text in (reply.reasoning, reply.content)))), []
+
+    def _critique(self, call, spent):
+        """A critic's text after its `analysis`, and the probability of its verdict."""
+        messages, fields = server_messages(call.messages, call.images), {"stop": list(call.tags)} if call.tags else {}
+        if call.analysis:
+            messages.append({"role": "assistant", "content": call.analysis})
+            fields["extra_body"] = self.PREFILL
+        reply = self._request(messages, spent, logprobs=True, **fields, **self._sampling(call))
+        forced, joined = call.analysis or "", "".join(token for token, _ in reply.entries)
+        content = reply.content.removeprefix(forced)
+        # a server that takes <think> for its own reasoning cuts it out of the content, not out of the tokens
+        text = rewards.END_TOKEN.sub("", joined) if content.strip() in joined else content
+        if call.tags and reply.finish == "stop" and call.tags[0] not in text:
+            text += call.tags[0]
+        return text, [verdict_probability(forced, reply.entries)]
 
     def _prefilled(self, call, messages, spent):
         text = call.analysis

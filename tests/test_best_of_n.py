@@ -21,7 +21,7 @@ from analysis import best_of_n as curves
 from analysis.tournaments import read_tables
 from judging import candidates, models, play
 from judging.calls import Reply, Tokens
-from judging.writers import LocalCritic
+from judging.local import LocalBackend
 from tests import tiny_critic
 from tests.stub_judge import Fake, by_length
 
@@ -204,7 +204,7 @@ class Writer:
 def test_a_critic_solves_each_question_as_told_and_is_charged_so(tmp_path, monkeypatch, solve, generated, prompt):
     write_candidates(tmp_path / "c.jsonl", texts=None)
     writer = Writer()
-    monkeypatch.setattr(LocalCritic, "load", classmethod(lambda cls, path, **settings: writer))
+    monkeypatch.setattr(LocalBackend, "load", classmethod(lambda cls, path, **settings: writer))
     best_of_n.pick(config(tmp_path, solve=solve), best_of_n.PickConfig(sizes=[8]))
     rows = [row for row in rows_of(tmp_path / "picks.jsonl") if row["method"] == "knockout"]
     assert {(row["completion_tokens"], row["prompt_tokens"], row["judge_calls"]) for row in rows} == {(generated, prompt, 7)}
@@ -220,7 +220,7 @@ def test_a_solution_is_used_again_after_a_kill(tmp_path, monkeypatch, solve):
     write_candidates(tmp_path / "c.jsonl", questions=3, texts=None)
     writers = [Writer(), Writer()]
     for writer, sizes in zip(writers, ([4], [4, 8])):
-        monkeypatch.setattr(LocalCritic, "load", classmethod(lambda cls, path, **settings: writer))
+        monkeypatch.setattr(LocalBackend, "load", classmethod(lambda cls, path, **settings: writer))
         best_of_n.pick(config(tmp_path, solve=solve), best_of_n.PickConfig(sizes=sizes))
     assert writers[0].solved == 3 and writers[1].solved == 0 < writers[1].calls
     rows = [row for row in rows_of(tmp_path / "picks.jsonl") if row["method"] == "knockout" and row["n"] == 8]
@@ -343,16 +343,16 @@ def test_likelihood_is_that_of_a_plain_forward_pass(tmp_path, tiny):
     [record] = data.load_records(tmp_path / "q.jsonl")
     model, processor = models.load_model(tiny)
     images, prompt = data.open_frames(record), prompts.question_prompt(record["question"], None, 1)
-    settings = candidates.SampleConfig(tiny, "x.jsonl", n=6, max_new_tokens=5)
+    settings = {"n": 6, "max_new_tokens": 5, "temperature": 0.6}
     before = torch.random.get_rng_state()
-    made, prompt_tokens = candidates.sample_candidates(model, processor, prompt, images, settings, 3)
-    again, _ = candidates.sample_candidates(model, processor, prompt, images, settings, 3)
-    other, _ = candidates.sample_candidates(model, processor, prompt, images, settings, 4)
+    made, prompt_tokens = models.sample_candidates(model, processor, prompt, images, **settings, seed=3)
+    again, _ = models.sample_candidates(model, processor, prompt, images, **settings, seed=3)
+    other, _ = models.sample_candidates(model, processor, prompt, images, **settings, seed=4)
     assert made == again != other and torch.equal(before, torch.random.get_rng_state())
     recorded = []
     own = model.generate
     model.generate = lambda **inputs: recorded.append((inputs, own(**inputs))) or recorded[-1][1]
-    candidates.sample_candidates(model, processor, prompt, images, settings, 3)
+    models.sample_candidates(model, processor, prompt, images, **settings, seed=3)
     [(inputs, output)] = recorded
     for candidate, row in zip(made, output):
         ids = row[None, : prompt_tokens + candidate["tokens"]]

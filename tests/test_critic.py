@@ -1,4 +1,4 @@
-"""critic.py and judging/writers.py: where a self-prediction comes from, whose probability it is, what the cache may not change."""
+"""critic.py and judging/local.py: where a self-prediction comes from, whose probability it is, what the cache may not change."""
 
 import dataclasses
 import json
@@ -20,8 +20,10 @@ from analysis.small_server import served
 from critic import Critic, CriticConfig, in_critics_form, main, majority, own_part
 from judging import models, tasks
 from judging.calls import Call, Missing, Reply, Tokens
+from judging.local import LocalBackend, common_prefix
 from judging.score_tokens import NoScoreToken
-from judging.writers import LocalCritic, ServerCritic, share_of_first, verdict_place
+from judging.server import ServerBackend
+from judging.verdicts import share_of_first, verdict_place
 from physworld.clips import make_clip
 from tests.fault_proxy import FaultProxy, reply
 
@@ -157,11 +159,11 @@ class Fake:
 @pytest.fixture(scope="module")
 def tiny():
     """One loaded model for all tests that only need some writer's settings or the real thing."""
-    return LocalCritic.load(TINY, analysis_tokens=48, temperature=0.0, batch_size=3)
+    return LocalBackend.load(TINY, analysis_tokens=48, temperature=0.0, batch_size=3)
 
 
 def make(monkeypatch, writer, **settings):
-    monkeypatch.setattr(LocalCritic, "load", classmethod(lambda cls, path, **given: writer))
+    monkeypatch.setattr(LocalBackend, "load", classmethod(lambda cls, path, **given: writer))
     return Critic("some/folder", **settings)
 
 
@@ -283,7 +285,7 @@ def test_it_feeds_the_tournaments(monkeypatch, n):
     for right in range(n):
         candidates = [f"Number {i}. \\boxed{{{'yes' if i == right else 'no'}}}" for i in range(n)]
         compare = make(monkeypatch, Fake(["yes"] * 99), solve="first").compare_many("Does it fall?", candidates)
-        ranking = ppt.pivot_tournament(n, None, compare_many=compare)
+        ranking = ppt.pivot_tournament(n, compare_many=compare)
         assert ranking.best == right and len(compare.judgements) == len(ranking.comparisons)
         assert ppt.knockout(n, lambda a, b, many=compare: many([(a, b)])[0]).best == right
 
@@ -306,7 +308,7 @@ def test_settings_that_make_no_sense(settings, match):
 
 
 def test_a_critic_trained_on_videos_is_said_to_see_frames_now(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(LocalCritic, "load", classmethod(lambda cls, path, **settings: None))
+    monkeypatch.setattr(LocalBackend, "load", classmethod(lambda cls, path, **settings: None))
     (tmp_path / "config.yaml").write_text("script:\n  prompt: self_ref\n  video_input: native\n")
     Critic(tmp_path)
     assert "trained with video_input native, now asked with frames" in capsys.readouterr().err
@@ -372,7 +374,8 @@ def batch_logits(writer, calls):
     heads, suffixes = [], []
     for call in calls:
         text = writer._text(call)
-        head, _ = writer._head(call, text, writer._ids(text))
+        shared = common_prefix([writer._ids(text.partition("<response_1>")[0]), writer._ids(text)])
+        head, _ = writer._head(call, text, writer._ids(text), shared)
         heads.append(head)
         suffixes.append(writer._ids(text)[len(head.ids) :])
     rows = writer._stack(heads)
@@ -381,7 +384,7 @@ def batch_logits(writer, calls):
 
 def fresh(tiny, **changes):
     """A writer with the loaded weights and an empty cache."""
-    return LocalCritic(tiny.model, tiny.processor, **({"analysis_tokens": 48, "temperature": 0.0, "batch_size": 3} | changes))
+    return LocalBackend(tiny.model, tiny.processor, **({"analysis_tokens": 48, "temperature": 0.0, "batch_size": 3} | changes))
 
 
 @torch.no_grad()
@@ -487,8 +490,29 @@ def test_votes_end_with_the_prediction(tiny, items, monkeypatch):
     assert len(texts) == 3 and part in texts and all(text.endswith("</pred>") for text in texts if "</pred>" in text)
 
 
+def test_a_group_whose_prompts_differ_before_the_responses_is_only_slower(tiny, items):
+    """Options in another key order under one group: the kept head does not fit, a new one is run, the texts stay right."""
+    options, calls = {"A": "yes", "B": "no"}, []
+    for given in (options, dict(reversed(options.items()))):
+        messages = prompts.critic_prompt("Does it fall?", "\\boxed{yes}", "\\boxed{no}", given)
+        calls.append(Call(messages, (), None, group="one"))
+    alone = [next(fresh(tiny).run([call]))[1] for call in calls]
+    together, writer = dict(fresh(tiny).run(calls)), fresh(tiny)
+    later = [next(writer.run([call]))[1] for call in calls]
+    assert [reply.text for reply in alone] == [together[0].text, together[1].text] == [reply.text for reply in later]
+    assert later[1].tokens.cached == 0 and calls[0].messages != calls[1].messages
+
+
+def test_without_keep_a_judgement_is_made_anew(monkeypatch):
+    critic = make(monkeypatch, writer := Fake(["yes"] * 9), solve="first", keep=False)
+    first, second = (critic.judge_many([ITEM, ITEM | {"id": "other"}]) for _ in range(2))
+    assert [j.repeated for j in first] == [False, False] and len(writer.calls) == 3 and not critic.made
+    assert [j.solves for j in first] == [True, False] and [j.solves for j in second] == [False, False]
+    assert [j.repeated for j in second] == [False, True], "within a call nothing is made twice"
+
+
 def test_old_questions_make_room(tiny, items, monkeypatch):
-    monkeypatch.setattr("judging.writers.KEPT_TOKENS", 100)
+    monkeypatch.setattr("judging.local.KEPT_TOKENS", 100)
     writer = fresh(tiny)
     crowded = make(monkeypatch, writer).judge_many(items)
     monkeypatch.undo()
@@ -574,7 +598,7 @@ def test_a_faulty_server_gives_no_verdict(fault, monkeypatch):
         upstream, lambda request: fault if "\\boxed{no}" not in str(request) and "boxed{no}" in str(request) else None
     ) as proxy:
         critic = Critic(base_url=proxy.url, model="stub")
-        critic.writer = ServerCritic(proxy.url, "stub", retries=0, temperature=0.0)
+        critic.writer = ServerBackend(proxy.url, "stub", retries=0, temperature=0.0)
         good, bad = critic.judge_many([ITEM | {"response_2": "so \\boxed{maybe}"}, ITEM])
         assert bad.missing and bad.p_first is None is bad.verdict and good.p_first == pytest.approx(0.8)
         assert critic.compare_many("q?", ["\\boxed{no}", "b"])([(0, 1), (1, 1)])[0] is None
@@ -583,14 +607,14 @@ def test_a_faulty_server_gives_no_verdict(fault, monkeypatch):
 def test_a_real_server():
     """SmolLM2 on llama.cpp goes on with what is put in its mouth, and repeats the number that stands there before.
 
-    (Measured once: LocalCritic on the same GGUF gives 0.61 and 0.19 where this gives 0.62 and 0.21: 8-bit activations.)
+    (Measured once: LocalBackend on the same GGUF gives 0.61 and 0.19 where this gives 0.62 and 0.21: 8-bit activations.)
     """
     forced = OWN.format("Paris") + " <think> 1, 2 </think>" + " \\boxed{{Response {0}}}" * 3 + " \\boxed{{Response"
     asked = prompts.critic_prompt("What is the capital of France?", "It is Paris.", "It is a potato.")
     calls = [Call(asked, (), None, analysis=forced.format(n), group="one") for n in (1, 2)]
     with served() as url:
         first, second = (
-            r for _, r in sorted(ServerCritic(url, "smollm", analysis_tokens=3, temperature=0.0, timeout=600.0).run(calls))
+            r for _, r in sorted(ServerBackend(url, "smollm", analysis_tokens=3, temperature=0.0, timeout=600.0).run(calls))
         )
     assert first.text.strip().startswith("1}") and second.text.strip().startswith("2}")
     assert first.readings[0] > 0.5 > 0.4 > second.readings[0] and second.tokens.cached > second.tokens.input / 2

@@ -10,7 +10,7 @@ import evaluate
 import stats as coupling
 from analysis import demo_report
 from evaluate import EvaluateConfig
-from judging import judges
+from judging import models
 from judging.models import Completion
 
 GOOD = "<pred_think> r </pred_think> <pred> red </pred> <think> t </think> \\boxed{{Response {}}}"
@@ -41,9 +41,9 @@ def demo(tmp_path, monkeypatch):
         pair = {"response_1": texts[i % 2], "response_2": texts[1 - i % 2], "preference": 1 + i % 2, "source_1": "a", "source_2": "b"}
         with (tmp_path / "pairs.jsonl").open("a") as lines:
             lines.write(json.dumps({"id": f"test-{i}", **record, **pair, "question": f"Which of {i} falls?"}) + "\n")
-    monkeypatch.setattr(judges, "load_model", lambda path: (None, None))
+    monkeypatch.setattr(models, "load_model", lambda path: (None, None))
     for model in ("base", "stage1", "stage2"):
-        monkeypatch.setattr(judges, "complete", answer_as(model))
+        monkeypatch.setattr(models, "complete", answer_as(model))
         for mode in ("question", "judge"):
             for split in ("test", "ood"):
                 out = tmp_path / "eval" / f"{model}_{mode}_{split}.json"

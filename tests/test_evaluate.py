@@ -348,7 +348,7 @@ def test_an_adapter_is_merged_into_its_base(folder, loaded, tmp_path):
 ])  # fmt: skip
 def test_another_prompt_or_clip_than_trained_with_is_said(tmp_path, capsys, script, said):
     (tmp_path / "config.yaml").write_text(f"script:\n  {script}\n")
-    models.warn_of_other_training(tmp_path, prompt="self_ref", video_input="frames")
+    judges.warn_of_other_training(tmp_path, prompt="self_ref", video_input="frames")
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == len(said) and all(any(one in line for line in lines) for one in said)
 
@@ -360,7 +360,7 @@ def test_another_prompt_or_clip_than_trained_with_is_said(tmp_path, capsys, scri
 ])  # fmt: skip
 def test_an_evaluation_says_so(tmp_path, capsys, monkeypatch, settings, said):
     (tmp_path / "config.yaml").write_text("script:\n  prompt: no_self_ref\n")
-    monkeypatch.setattr(judges, "load_model", lambda path: (None, None))
+    monkeypatch.setattr(models, "load_model", lambda path: (None, None))
     evaluate.open_answerer(evaluate.EvaluateConfig(**{"model": str(tmp_path), "mode": "judge", "out": "x.json"} | settings))
     assert ("trained with prompt no_self_ref" in capsys.readouterr().err) is said
 
@@ -475,8 +475,8 @@ def test_two_writers_are_refused(tmp_path):
 
 @pytest.mark.parametrize("mode, text", [("question", "\\boxed{A}"), ("judge", CRITIQUE.format("A", 1))])
 def test_limit_draws_the_same_records_in_both_modes(folder, tmp_path, monkeypatch, mode, text):
-    monkeypatch.setattr(judges, "load_model", lambda path: (None, None))
-    monkeypatch.setattr(judges, "complete", fake(text))
+    monkeypatch.setattr(models, "load_model", lambda path: (None, None))
+    monkeypatch.setattr(models, "complete", fake(text))
     out = tmp_path / "r.json"
     config = EvaluateConfig(str(folder / "model"), mode, str(out), dataset=str(folder / "pairs.jsonl"), limit=5)
     result = evaluate.evaluate(config)

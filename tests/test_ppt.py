@@ -119,7 +119,12 @@ def test_arguments_out_of_range(tournament, arguments):
 @pytest.mark.parametrize("answers", [lambda pairs: [0.5], lambda pairs: [0.5] * (len(pairs) + 1)])
 def test_compare_many_that_loses_or_adds_an_answer(answers):
     with pytest.raises(ValueError, match="compare_many gave"):
-        ppt.pivot_tournament(5, None, compare_many=answers)
+        ppt.pivot_tournament(5, compare_many=answers)
+
+
+def test_a_tournament_needs_a_judge():
+    with pytest.raises(ValueError, match="compare or compare_many"):
+        ppt.knockout(5)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +204,7 @@ def test_compare_many_changes_nothing(tournament, n, seed):
         batches.append(list(pairs))
         return [table[a][b] for a, b in pairs]
 
-    ranking = tournament(n, None, seed=seed, compare_many=compare_many)
+    ranking = tournament(n, seed=seed, compare_many=compare_many)
     assert ranking == tournament(n, judge(table), seed=seed)
     assert [pair for batch in batches for pair in batch] == [(a, b) for a, b, _ in ranking.comparisons]
     assert all(batches), "never asked for nothing"

@@ -26,7 +26,7 @@ from analysis import report_sections as sections
 from analysis.ablation_page import EVALUATIONS
 from analysis.mechanism import FAILURES
 from evaluate import EvaluateConfig
-from judging import judges
+from judging import models
 from judging.models import Completion
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "chromium-browser"))), None)
@@ -97,8 +97,8 @@ def judged(tmp_path_factory):
         return text if first else text.translate({ord("1"): "2", ord("2"): "1"})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(judges, "load_model", lambda path: (None, None))
-        patch.setattr(judges, "complete", complete)
+        patch.setattr(models, "load_model", lambda path: (None, None))
+        patch.setattr(models, "complete", complete)
         out = folder / "judge.json"
         evaluate.evaluate(EvaluateConfig("critic", "judge", str(out), dataset=str(folder / "pairs.jsonl")))
     return out

@@ -23,7 +23,7 @@ import prompts
 from analysis import paper_tables
 from data import source_files, sources
 from evaluate import EvaluateConfig
-from judging import judges, official_scores, tasks
+from judging import models, official_scores, tasks
 from judging.models import Completion
 from tests import tiny_critic
 from tests.fault_proxy import FaultProxy, reply
@@ -516,8 +516,8 @@ CRITIQUE = "<pred_think> r </pred_think> <pred> A </pred> <think> so </think> \\
 
 def run(monkeypatch, out, source, mode, text, **more):
     """evaluate.py on a source's fixtures with a model that always says `text`."""
-    monkeypatch.setattr(judges, "load_model", lambda path: (None, None))
-    monkeypatch.setattr(judges, "complete", lambda *given: [Completion(text, 10, 5) for _ in given[2]])
+    monkeypatch.setattr(models, "load_model", lambda path: (None, None))
+    monkeypatch.setattr(models, "complete", lambda *given: [Completion(text, 10, 5) for _ in given[2]])
     subset = {"subset": "test"} if source == "roboreward" else {}
     config = EvaluateConfig(
         "m", mode, str(out), dataset=str(FIXTURES / source), source=source, allow_rejected=True, **subset, **more
@@ -639,8 +639,8 @@ def test_ten_thousand_pairs_load_and_stream_in_constant_memory(tmp_path, monkeyp
     records, loading = peak_of(lambda: data.RecordFile(file, pair=True))
     assert loading < 5 and len(records) == 10_000 and records[9_999]["id"] == "p9999", f"{loading:.1f} MB"
     shown = []
-    monkeypatch.setattr(judges, "load_model", lambda path: (None, None))
-    monkeypatch.setattr(judges, "complete", lambda *given: shown.append(1) or [Completion("x" * 4000, 1, 1) for _ in given[2]])
+    monkeypatch.setattr(models, "load_model", lambda path: (None, None))
+    monkeypatch.setattr(models, "complete", lambda *given: shown.append(1) or [Completion("x" * 4000, 1, 1) for _ in given[2]])
     monkeypatch.setattr(
         evaluate, "summarise", lambda rows, mode: {"accuracy": {"n": len(rows)}}
     )  # its bootstrap is another matter

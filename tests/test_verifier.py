@@ -201,6 +201,13 @@ def test_equation_3_1_and_the_record():
     assert sum(record["tokens"]["input"] for record in judge.records) == 600
 
 
+def test_without_keep_nothing_is_remembered():
+    fake = Fake(by_length)
+    judge = quiet(fake, repeats=2, keep=False)
+    assert judge.compare("t", "long", "a").p == judge.compare("t", "long", "a").p
+    assert len(fake.calls) == 4 and not judge.records and not judge.cache.replies
+
+
 def test_a_position_bias_cancels_over_two_repeats():
     always_first = Fake(lambda call: ["A", "T"])
     assert quiet(always_first, repeats=2).compare("t", "a", "b").p == 0.5
