@@ -22,7 +22,6 @@ pair     one right and one wrong response of a question, so chosen that length, 
 a question (by text and options). A text that goes with several clips ("Did it succeed?") is a template: there clips decide.
 """
 
-import argparse
 import csv
 import functools
 import itertools
@@ -36,9 +35,8 @@ from tqdm import tqdm
 import data
 import prompts
 import rewards
-from data import pairing
+from data import command, pairing
 from data.files import content_sha, open_rows, provenance, read_rows, short_sha, write_result
-from judging import judges
 
 Source = namedtuple("Source", "name model base_url")
 
@@ -55,11 +53,13 @@ def read_source(spec):
     url, _, model = where.rpartition("#") if where.startswith(("http://", "https://")) else (None, None, where)
     if not model or url == "":
         raise SystemExit(f"{spec}: write a server as URL#MODEL, e.g. http://localhost:8000/v1#Qwen2.5-VL-72B")
-    return Source(name or Path(model).name, model, url)
+    return Source(name or Path(model).name, model if url else command.local_model(model), url)
 
 
 def open_model(source, args, temperature):
     """answer(tasks, prompts, images, seed) of judging.judges: a Completion each, or a Missing with its reason."""
+    from judging import judges  # torch: after --help
+
     return judges.open_judge(source.model, source.base_url, args.max_new_tokens, temperature)
 
 
@@ -273,18 +273,18 @@ def verify(args):
 
 def read_arguments(words=None):
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    steps = parser.add_subparsers(dest="step", required=True)
-    asking, shared = argparse.ArgumentParser(add_help=False), argparse.ArgumentParser(add_help=False)
+    parser = command.Parser(description=__doc__)
+    steps = parser.add_subparsers(dest="step", metavar="STEP", required=True)
+    asking, shared = command.Parser(add_help=False), command.Parser(add_help=False)
     shared.add_argument("--questions", required=True, help="JSONL of question records (data/records.py)")
     shared.add_argument("--out", type=Path, required=True, help="folder of all three steps")
-    shared.add_argument("--seed", type=int, default=0)
+    shared.add_argument("--seed", type=int, default=0, help="of the sampling and of every draw")
     asking.add_argument("--max_new_tokens", type=int, default=1024, help="tokens a reply may have; longer ones are cut off")
     asking.add_argument("--batch_size", type=int, default=16, help="replies made at once")
     step = steps.add_parser("sample", parents=[shared, asking], help="responses of several models")
     step.add_argument("--models", nargs="+", required=True, help="[name=]folder, hub id, or URL#MODEL")
     step.add_argument("--n", type=int, default=8, help="responses a question and model")
-    step.add_argument("--temperature", type=float, default=0.6)
+    step.add_argument("--temperature", type=float, default=0.6, help="of the sampling")
     step.add_argument("--max_frames", type=int, default=8, help="frames taken of a video")
     step = steps.add_parser("verify", parents=[shared, asking], help="which responses are right")
     step.add_argument("--verifier", help="a model, written as in --models, that judges answers in free text")
@@ -292,10 +292,8 @@ def read_arguments(words=None):
     step = steps.add_parser("pair", parents=[shared], help="one right and one wrong response a question")
     step.add_argument("--apart_from", nargs="*", help="JSONL files of questions or pairs to share nothing with")
     step.add_argument("--benchmark", action="store_true", help="both responses by one model; writes benchmark.jsonl and a card")
-    step.add_argument("--near", type=float, default=0.95, help="share of common words from which a pair is a near-duplicate")
-    step.add_argument("--max_chars", type=int, default=8000, help="characters of a response that a critic will see")
     args = parser.parse_args(words)
-    for name in ("n", "batch_size", "max_new_tokens", "max_frames", "max_chars"):
+    for name in ("n", "batch_size", "max_new_tokens", "max_frames"):
         if getattr(args, name, 1) < 1:
             parser.error(f"--{name} must be at least 1, got {getattr(args, name)}")
     if args.step == "pair" and args.benchmark and args.apart_from is None:
@@ -303,6 +301,10 @@ def read_arguments(words=None):
     return args
 
 
+def main():
+    args = read_arguments()
+    {"sample": sample, "verify": verify, "pair": pairing.pair}[args.step](args)
+
+
 if __name__ == "__main__":
-    arguments = read_arguments()
-    {"sample": sample, "verify": verify, "pair": pairing.pair}[arguments.step](arguments)
+    command.run(main)

@@ -18,7 +18,6 @@ A call that a server failed gives no row: the result then is not finished, and t
 """
 
 import json
-import sys
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -26,14 +25,12 @@ from pathlib import Path
 from typing import Literal
 
 from tqdm import tqdm
-from transformers import HfArgumentParser
 
 import data
 import prompts as templates
-from data import sources
+from data import command, sources
 from data.files import content_sha, open_rows, provenance, read_result, short_sha, write_result
-from judging import judges, official_scores
-from judging.models import Completion
+from judging import official_scores
 from judging.tasks import load_tasks, read_answer, read_judgement, task_prompt
 from stats import row_key, share, summarise
 
@@ -180,6 +177,8 @@ def table(result):
 
 def open_answerer(config):
     """answer(tasks, asked, images, seed) of the model, the server or the verifier that the command line names."""
+    from judging import judges  # torch: after --help
+
     if config.verifier:
         return verified(config)
     variant = {"prompt": config.prompt} if config.mode == "judge" and not config.prompt_file else {}
@@ -191,6 +190,7 @@ def verified(config):
     """answer(tasks, asked, images, seed) of verifier.py: one call a criterion in the order shown, p instead of a text."""
     from judging.calls import Missing
     from judging.local import LocalBackend
+    from judging.models import Completion
     from judging.server import ServerBackend
     from verifier import Verifier
 
@@ -218,7 +218,14 @@ def verified(config):
     return answer
 
 
-if __name__ == "__main__":
-    made = evaluate(HfArgumentParser(EvaluateConfig).parse_args_into_dataclasses()[0])
+def main():
+    [config] = command.parse(__doc__, EvaluateConfig)
+    if not config.base_url:
+        command.local_model(config.model)
+    made = evaluate(config)
     print("\n".join(table(made)))
-    sys.exit(not made["finished"])
+    return not made["finished"]
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -16,6 +16,8 @@ from data.records import check_record, load_records, with_paths
 from stats import estimate
 
 MEDIA = ("frames", "video", "videos")
+NEAR = 0.95  # share of common words from which two responses are near-duplicates
+MAX_CHARS = 8000  # of a response that a critic will see
 OPTIONS = 64  # pairs of a question that are weighed against each other; where there are more, its id draws them
 
 
@@ -77,7 +79,7 @@ def shares(record, contents, words, own_words):
 # --- near-duplicates ----------------------------------------------------------------------------------------------------
 
 
-def refused(better, worse, near, max_chars):
+def refused(better, worse, near=NEAR, max_chars=MAX_CHARS):
     """Why two responses make no pair, or None: the same as far as a critic sees them, or nearly the same in words.
 
     >>> refused("It rolls off the edge. \\\\boxed{A}", "It rolls off the edge. \\\\boxed{B}", 0.95, 10)
@@ -104,7 +106,7 @@ def options_of(record, rows, args, counts):
     random.Random(f"{args.seed}/options/{record['id']}").shuffle(both)
     found = []
     for better, worse in both[:OPTIONS]:
-        why = refused(better[0], worse[0], args.near, args.max_chars)
+        why = refused(better[0], worse[0])
         if why:
             counts[why] += 1
         else:

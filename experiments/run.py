@@ -17,7 +17,6 @@ Writes   <out>/results.jsonl          a row a run: config, commit, versions, met
          <work>/...                   models, logs, evaluate.py's results and rows (not committed)
 """
 
-import argparse
 import ctypes
 import gzip
 import json
@@ -37,7 +36,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # where this is started as a script
 
-from data import open_lines, write_whole
+from data import command, open_lines, write_whole
 from data.files import open_rows, provenance, read_rows
 from experiments.plan import plan, read_matrix, start_weights
 from stats import row_key
@@ -217,9 +216,7 @@ def summary(runs, rows):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = command.Parser(description=__doc__)
     parser.add_argument("matrix", help="YAML of runs, e.g. experiments/tables.yaml")
     parser.add_argument("--scale", help="YAML of the scale, instead of the matrix's own")
     parser.add_argument("--seeds", type=int, nargs="+", help="instead of the matrix's")
@@ -266,4 +263,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command.run(main)

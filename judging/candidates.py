@@ -12,15 +12,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import torch
 from tqdm import tqdm
-from transformers import LogitsProcessor, LogitsProcessorList
 
 import data
 import prompts
 import rewards
 from data.files import content_sha, open_rows, provenance, short_sha, write_result
-from judging.models import generation_settings, load_model, warn_of_other_training
 from judging.tasks import load_tasks, read_answer
 
 
@@ -43,8 +40,8 @@ class SampleConfig:
 # --- Sampling ------------------------------------------------------------------------------------------------------
 
 
-class Likelihood(LogitsProcessor):
-    """Adds up the log-probability of each sampled token while generating, at temperature 1; keeps no logits but the last."""
+class Likelihood:
+    """A logits processor: adds up the log-probability of each sampled token while generating, at temperature 1; keeps no logits but the last."""
 
     def __init__(self):
         self.last, self.sums = None, []
@@ -60,13 +57,17 @@ class Likelihood(LogitsProcessor):
             self.sums.append(self.last.gather(1, tokens[:, None])[:, 0])
 
 
-@torch.no_grad()
 def sample_candidates(model, processor, prompt, images, config, seed):
     """(candidates, prompt tokens) of one question: `config.n` dicts of text, tokens and log_likelihood.
 
     log_likelihood is the mean over the candidate's tokens, the end token included, of log p under the policy at
     temperature 1, in nats, at most 0. The draw depends on `seed` and n alone; the global generator is left as it was.
     """
+    import torch  # here, since --help needs SampleConfig only
+    from transformers import LogitsProcessorList
+
+    from judging.models import generation_settings
+
     [text] = processor.apply_chat_template([prompt], add_generation_prompt=True, tokenize=False)
     inputs = processor(text=[text], images=[images] if images else None, return_tensors="pt").to(model.device, model.dtype)
     own, likelihood = model.generation_config, Likelihood()
@@ -94,6 +95,8 @@ def sample_candidates(model, processor, prompt, images, config, seed):
 
 def sample(config):
     """Write `config.n` candidates of each question that has none yet; returns the summary that lies beside --out."""
+    from judging.models import load_model, warn_of_other_training
+
     out = jsonl(config.out)
     if config.n < 1 or config.temperature <= 0 and config.n > 1:
         raise SystemExit(f"--n must be at least 1, --temperature above 0 where it is more, got {config.n}, {config.temperature}")
