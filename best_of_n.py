@@ -183,17 +183,13 @@ STEPS = {
 
 
 def main():
-    step, configs = command.parse_step(__doc__, STEPS)
-    if step == "sample":
-        sample(*configs)
-        return
-    judge = configs[0]
-    if not judge.base_url and (judge.critic or judge.verifier):
-        command.local_model(judge.critic or judge.verifier)
-    if step == "table":
-        table(*configs)
-    else:
-        print("\n".join(lines_of(pick(*configs))))
+    step, (config, *choice) = command.parse_step(__doc__, STEPS)
+    models = [config.model] if step == "sample" else [] if config.base_url else [config.critic, config.verifier]
+    for model in filter(None, models):
+        command.local_model(model)
+    result = {"sample": sample, "pick": pick, "table": table}[step](config, *choice)
+    if step == "pick":
+        print("\n".join(lines_of(result)))
 
 
 if __name__ == "__main__":

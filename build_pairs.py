@@ -111,8 +111,8 @@ def fail_if(failed):
 
 def sample(args):
     """Step 1."""
-    records = data.load_records(args.questions)
     sources = [read_source(spec) for spec in args.models]
+    records = data.load_records(args.questions)
     if len({source.name for source in sources}) < len(sources):
         raise SystemExit(f"two of {args.models} have one name; put name= before them")
 

@@ -38,7 +38,6 @@ from data import files
 from data.files import json_sha, read_rows
 from judging.calls import Call, image_sha
 from judging.tasks import Tasks, read_judgement
-from judging.writers import LocalCritic, verdict_place
 
 MATRIX_RUNS = {
     "base": "base",
@@ -159,6 +158,8 @@ def changed(condition, row, record, thoughts):
 
 def ask(writer, tasks, prefixes, prompt):
     """A row per (record, order) with a prefix (None: the critic writes all of it): what was written and what it says."""
+    from judging.writers import verdict_place
+
     calls, made = [], []
     for (record, order), prefix in zip(tasks, prefixes, strict=True):
         frames = tuple(data.open_frames(record))
@@ -254,6 +255,8 @@ def main(argv=None):
     parser.add_argument("--max_new_tokens", type=int, default=128, help="of a judgement; a 7B model needs 2048")
     parser.add_argument("--batch_size", type=int, default=64, help="judgements at once")
     args = parser.parse_args(argv)
+    from judging.writers import LocalCritic  # torch: after --help
+
     if args.dataset is None:
         from physworld import dataset
 
