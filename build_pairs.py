@@ -53,7 +53,14 @@ def read_source(spec):
     url, _, model = where.rpartition("#") if where.startswith(("http://", "https://")) else (None, None, where)
     if not model or url == "":
         raise SystemExit(f"{spec}: write a server as URL#MODEL, e.g. http://localhost:8000/v1#Qwen2.5-VL-72B")
-    return Source(name or Path(model).name, model if url else command.local_model(model), url)
+    return Source(name or Path(model).name, model, url)
+
+
+def there(source):
+    """`source`; ValueError where it is a folder that is absent."""
+    if not source.base_url:
+        command.local_model(source.model)
+    return source
 
 
 def open_model(source, args, temperature):
@@ -111,7 +118,7 @@ def fail_if(failed):
 
 def sample(args):
     """Step 1."""
-    sources = [read_source(spec) for spec in args.models]
+    sources = [there(read_source(spec)) for spec in args.models]
     records = data.load_records(args.questions)
     if len({source.name for source in sources}) < len(sources):
         raise SystemExit(f"two of {args.models} have one name; put name= before them")
@@ -181,7 +188,7 @@ def opinion_id(row):
 
 def model_opinions(args, records, rows):
     """opinion_id -> bool or None of the model verifier, on whole responses to questions without options."""
-    source = read_source(args.verifier)
+    source = there(read_source(args.verifier))
     tasks = [(opinion_id(row), records[row["question"]], row["text"]) for row in rows]
     tasks = [task for task, row in zip(tasks, rows) if not task[1].get("options") and not row["cut_off"]]
 
