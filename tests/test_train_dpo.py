@@ -19,7 +19,6 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 from trl import DPOTrainer
 
-import best_of_n
 import data
 import ppt
 import prompts
