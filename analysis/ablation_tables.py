@@ -1,13 +1,13 @@
 """The ablation tables: PhyCritic's numbers, and ours beside them, from what experiments/run.py left in a folder.
 
-    python -m analysis.ablation_tables experiments/tables [--claim]
+    python -m analysis.ablation_tables experiments/tables
     python -m analysis.ablation_tables experiments/tables --tables strategy self_reference --without reverse mixed/seed2
 
 Reads     results.jsonl and items_*.jsonl.gz of the folder, experiments/paper_numbers.json. A row of a table that is not in
           the results, or lacks a seed that another has, is an error that names it, unless --tables leaves out its table or
           --without names it: the page then says so, and the row reads "not run". What is there cannot be left out by --without.
-Writes    README.md and tables.tex (the tables), tables.json (every number), summary.json (the claims); without --claim
-          only where the tables differ from those that are there
+Writes    README.md and tables.tex (the tables), tables.json (every number), summary.json (the claims), only where the tables
+          differ from those that are there
 
 Accuracy in percent pools the seeds; its 95% interval resamples questions. A row is compared with the full method (two
 stages) on the same items of the same seed; p is of a sign-flip test over questions, Holm-corrected over all rows. Interval
@@ -23,8 +23,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import yaml
 from scipy import stats
+from statsmodels.stats.multitest import multipletests
 
 from analysis.ablation_page import (
     ABSENT,
@@ -33,7 +33,9 @@ from analysis.ablation_page import (
     HOLDS,
     OPEN,
     OPTIONAL,
+    PAPER,
     PAPER_ROWS,
+    PLAN,
     REVERSED,
     SHARES,
     TABLES,
@@ -44,17 +46,19 @@ from analysis.ablation_page import (
     share_table,
     table,
 )
-from analysis.verifier_common import command_of, write_summary
+from analysis.headline import command_of
+from analysis.pages import write_record
 from data.files import read_rows
 from stats import estimate, is_right, mean_gain
 
-PAPER = Path(__file__).resolve().parents[1] / "experiments" / "paper_numbers.json"
-MATRIX = PAPER.with_name("tables.yaml")
 FLIPS, POWER, ALPHA = 10000, 0.8, 0.05
-CLAIMS = {
-    "two_stage_minus_mixed": "mixed", "two_stage_minus_stage2_only": "stage2_only",
-    "full_minus_no_self_reference": "no_self_reference", "full_minus_no_r_sp": "no_r_sp", "full_minus_no_criteria": "no_criteria",
-}  # fmt: skip
+CLAIMS = {  # name of the number -> the run that the full method is compared with
+    "two_stage_minus_mixed": "mixed",
+    "two_stage_minus_stage2_only": "stage2_only",
+    "full_minus_no_self_reference": "no_self_reference",
+    "full_minus_no_r_sp": "no_r_sp",
+    "full_minus_no_criteria": "no_criteria",
+}
 
 
 def wanted(names=tuple(TABLES)):
@@ -72,14 +76,13 @@ def load(folder, names=tuple(TABLES), without=()):
     results = list({(row["run"], row["seed"]): row for row in read_rows(folder / "results.jsonl")}.values())
     starts = {(row["start"], row["weights"]) for row in results}
     if len(starts) > len({start for start, _ in starts}):
-        raise ValueError(
-            f"{folder}/results.jsonl holds runs of different weights {sorted(map(str, starts))}: run the matrix to its end"
-        )
+        odd = sorted(map(str, starts))
+        raise ValueError(f"{folder}/results.jsonl holds runs of different weights {odd}: run the matrix to its end")
     check_complete(folder, results, names, without)
     items, found = {}, {}
     for name in EVALUATIONS:
-        text = gzip.decompress((folder / f"items_{name}.jsonl.gz").read_bytes()).decode()
-        items[name] = [json.loads(line) for line in text.splitlines()]
+        with gzip.open(folder / f"items_{name}.jsonl.gz", "rt", encoding="utf-8") as lines:
+            items[name] = [json.loads(line) for line in lines]
     results = [row for row in results if row["run"] in wanted(names)]
     for row in results:
         rebuilt = {name: rebuild(items[name], row["evaluations"][name], f"{row['id']}, {name}") for name in EVALUATIONS}
@@ -89,22 +92,19 @@ def load(folder, names=tuple(TABLES), without=()):
 
 def check_complete(folder, results, names, without):
     """Raise ValueError unless every row of the tables is there or named by `without`, as "run" or "run/seed1"."""
-    there = {}  # run -> its seeds; None for one that trains nothing
-    for row in results:
-        there.setdefault(row["run"], set()).add(row["seed"] if row["stages"] else None)
-    seeds = sorted(set().union(*there.values()) - {None})
-    short = {}  # run -> what is missing of it
-    for run in wanted(names):
-        lacking = [f"{run}/seed{seed}" for seed in seeds if seed not in there.get(run, ())]
-        short[run] = lacking if run in there else [run]
-        if run in OPTIONAL and run not in there or None in there.get(run, ()):
-            short[run] = []
+    there = {run: {row["seed"] if row["stages"] else None for row in results if row["run"] == run} for run in wanted(names)}
+    seeds = sorted({row["seed"] for row in results if row["stages"]})
+    short = {}  # run -> what is missing of it; None is the seed of one that trains nothing
+    for run, mine in there.items():
+        lacking = [] if None in mine else [f"{run}/seed{seed}" for seed in seeds if seed not in mine]
+        short[run] = lacking if mine else [run]
+    absent = [run for run in OPTIONAL & there.keys() if not there[run]]
+    short |= dict.fromkeys(absent, ())
     missing = [one for run in short for one in short[run]]
-    absent = [run for run in wanted(names) if run in OPTIONAL and run not in there]
     odd = [one for one in without if one not in missing + absent]
     if odd:
         raise ValueError(f"--without {' '.join(odd)}: that is not among what is missing: {' '.join(missing) or 'nothing'}")
-    if FULL not in there or not seeds:
+    if not there[FULL] or not seeds:
         raise ValueError(f"{folder}/results.jsonl lacks {FULL}, which every row is compared with")
     lacking = [one for one in missing if one not in without]
     if lacking:
@@ -114,17 +114,16 @@ def check_complete(folder, results, names, without):
             f"end, or say what is left out: --without {' '.join(missing)}, or --tables {' '.join(whole or ['...'])}"
             + (" (those are whole)" if whole else "")
         )
-    for run in wanted(names):
-        if run in there and None not in there[run] and not there[run] & there[FULL]:
-            raise ValueError(f"{folder}/results.jsonl has {run} and {FULL} on no common seed: {sorted(there[run])}")
+    for run, mine in there.items():
+        if mine and None not in mine and not mine & there[FULL]:
+            raise ValueError(f"{folder}/results.jsonl has {run} and {FULL} on no common seed: {sorted(mine)}")
 
 
 def rebuild(items, entry, where):
-    """The rows (id, order, suite, cluster, verdict_correct, prediction_correct) of an evaluation's outcomes."""
+    """The rows (id, order, suite, cluster, verdict_correct) of an evaluation's outcomes."""
     if not len(items) == len(entry["right"]) == len(entry["own"]):
         raise ValueError(f"{where}: {len(entry['right'])} outcomes of {len(items)} items; run it again")
-    marks = zip(items, entry["right"], entry["own"])
-    return [item | {"verdict_correct": r == "1", "prediction_correct": None if o == "-" else o == "1"} for item, r, o in marks]
+    return [item | {"verdict_correct": mark == "1"} for item, mark in zip(items, entry["right"])]
 
 
 def accuracy(by_seed, evaluation):
@@ -161,19 +160,6 @@ def sign_flip_p(gains, flips=FLIPS):
     return (1 + extreme) / (1 + flips)
 
 
-def holm(ps):
-    """Holm-corrected p-values of {name: p}.
-
-    >>> holm({"a": 0.01, "b": 0.04, "c": 0.03})
-    {'a': 0.03, 'c': 0.06, 'b': 0.06}
-    """
-    corrected, largest = {}, 0.0
-    for place, name in enumerate(sorted(ps, key=ps.get)):
-        largest = max(largest, min(1.0, (len(ps) - place) * ps[name]))
-        corrected[name] = largest
-    return corrected
-
-
 def n_to_decide(sd, points, comparisons):
     """Questions (or seeds) that show a mean difference of `points` with 80% power at 5%, Bonferroni over `comparisons`.
 
@@ -193,27 +179,20 @@ def difference(full, other, evaluation):
     by_cluster, means = gains(full, other, evaluation)
     value, low, high, n = mean_gain(by_cluster)
     each = [100 * statistics.mean(g) for g in by_cluster.values()]
-    return {
-        "points": 100 * value, "low": 100 * low, "high": 100 * high, "n": n, "clusters": len(each), "seeds": means,
-        "p": sign_flip_p(by_cluster), "sd": statistics.pstdev(each),
-        "sd_seeds": statistics.stdev(means) if len(means) > 1 else None,
-    }  # fmt: skip
+    made = {"points": 100 * value, "low": 100 * low, "high": 100 * high, "n": n, "clusters": len(each), "seeds": means}
+    made |= {"p": sign_flip_p(by_cluster), "sd": statistics.pstdev(each)}
+    return made | {"sd_seeds": statistics.stdev(means) if len(means) > 1 else None}
 
 
 def corrected(entries):
     """The differences of one family, {name: difference}, with Holm's p and the n that would decide each of them."""
-    holms = holm({name: entry["p"] for name, entry in entries.items()})
-    for name, entry in entries.items():
-        entry["p_holm"] = holms[name]
+    holms = multipletests([entry["p"] for entry in entries.values()], method="holm")[1].tolist() if entries else []
+    for entry, p_holm in zip(entries.values(), holms):
+        entry["p_holm"] = p_holm
         entry["questions_to_decide"] = n_to_decide(entry["sd"], entry["points"], len(entries))
         known = entry["sd_seeds"] is not None
         entry["seeds_to_decide"] = n_to_decide(entry["sd_seeds"], entry["points"], len(entries)) if known else None
     return entries
-
-
-def compare(found, evaluation):
-    """{run: difference of the full method to it}, corrected over all runs."""
-    return corrected({run: difference(found[FULL], rows, evaluation) for run, rows in found.items() if run != FULL})
 
 
 def by_share(found):
@@ -231,15 +210,15 @@ def decided(entry):
 
 def orderings(compared, paper):
     """The paper's orderings against its full method: what it prints, what we find, and the n that would decide."""
-    full, lines = paper["ablations"][PAPER_ROWS[FULL]], []
-    for evaluation, column in (("judge_test", 0), ("question_test", 1)):
-        for run, name in PAPER_ROWS.items():
-            if run != FULL:
-                lines.append(ordering(run, evaluation, full[column] - paper["ablations"][name][column], compared))
-    for run in ("alpha_sp_0.1", "alpha_sp_0.3", "alpha_sp_0.4"):
-        theirs = paper["alpha_sp"]["0.2"][0] - paper["alpha_sp"][run.removeprefix("alpha_sp_")][0]
-        lines.append(ordering(run, "judge_test", theirs, compared))
-    return lines
+    rows = {run: paper["ablations"][name] for run, name in PAPER_ROWS.items()}
+    sweep = {run: paper["alpha_sp"][label.removeprefix("alpha_sp ")] for run, label in TABLES["alpha_sp"][1].items()}
+    columns = [(rows, "judge_test", 0), (rows, "question_test", 1), (sweep, "judge_test", 0)]
+    return [
+        ordering(run, evaluation, table[FULL][column] - theirs[column], compared)
+        for table, evaluation, column in columns
+        for run, theirs in table.items()
+        if run != FULL
+    ]
 
 
 def ordering(run, evaluation, theirs, compared):
@@ -257,40 +236,38 @@ def ordering(run, evaluation, theirs, compared):
 def numbers_of(found, names, paper):
     """Everything that tables.json holds but how it was made: numbers, comparisons, orderings, tables, findings."""
     numbers = {run: {name: accuracy(by_seed, name) for name in EVALUATIONS} for run, by_seed in found.items()}
-    compared = {name: compare(found, name) for name in EVALUATIONS}
+    others = {run: by_seed for run, by_seed in found.items() if run != FULL}
+    compared = {
+        name: corrected({run: difference(found[FULL], rows, name) for run, rows in others.items()}) for name in EVALUATIONS
+    }
     lines = orderings(compared, paper)
     pages = {title: table(rows, numbers, compared, paper) for title, rows in map(TABLES.get, names)}
     if shares := by_share(found):
         pages[SHARES] = share_table(shares)
     pages["The paper's orderings"] = ordering_table(lines)
-    return {
-        "seeds": sorted(found[FULL]), "n": len(next(iter(found[FULL].values()))["judge_test"]), "numbers": numbers,
-        "full_minus": compared, "grpo_minus_supervised": shares, "orderings": lines, "findings": findings(lines), "tables": pages,
-    }  # fmt: skip
+    made = {"seeds": sorted(found[FULL]), "n": len(next(iter(found[FULL].values()))["judge_test"]), "numbers": numbers}
+    made |= {"full_minus": compared, "grpo_minus_supervised": shares}
+    return made | {"orderings": lines, "findings": findings(lines), "tables": pages}
 
 
 def left_out(names, without, seeds):
     """What the page says is not there; empty where all is, the seeds of experiments/tables.yaml included."""
     tables = [TABLES[name][0] for name in TABLES if name not in names]
-    planned = yaml.safe_load(MATRIX.read_text(encoding="utf-8"))["seeds"]
-    lacking = [str(seed) for seed in planned if seed not in seeds]
+    lacking = [str(seed) for seed in PLAN["seeds"] if seed not in seeds]
     parts = [f"Tables left out: {'; '.join(tables)}."] if tables else []
     parts += [f"Not run: {', '.join(without)}."] if without else []
     return " ".join(parts + ([f"Seeds not run: {', '.join(lacking)}."] if lacking else []))
 
 
-def write(folder, everything, page, claim):
+def write(folder, everything, page):
     """README.md (the page), tables.tex, tables.json and summary.json of the folder."""
-    (folder / "README.md").write_text(page + "\n", encoding="utf-8")
     text = "\n".join(line for title, cells in everything["tables"].items() for line in latex(title, cells))
     (folder / "tables.tex").write_text("% made by " + everything["command"] + text + "\n", encoding="utf-8")
-    (folder / "tables.json").write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
     leads = {name: everything["full_minus"]["judge_test"].get(run) for name, run in CLAIMS.items()}
     entries = {
-        name: {k: e[k] for k in ("low", "high", "n")} | {"value": e["points"], "unit": "points"}
-        for name, e in leads.items() if e
-    }  # fmt: skip
-    write_summary(folder, entries, everything["command"], claim)
+        name: {k: e[k] for k in ("low", "high", "n")} | {"value": e["points"], "unit": "points"} for name, e in leads.items() if e
+    }
+    write_record(folder, page, "tables.json", everything, entries, everything["command"])
 
 
 def written(folder, everything):
@@ -304,10 +281,7 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("folder", type=Path, help="what experiments/run.py wrote, e.g. experiments/tables")
     parser.add_argument("--tables", nargs="+", choices=list(TABLES), default=list(TABLES), help="only these tables")
-    parser.add_argument(
-        "--without", nargs="+", default=[], help="what is missing and may be: run, or run/seed1; shown as not run"
-    )
-    parser.add_argument("--claim", action="store_true", help="update experiments/headline.json with the claims that are there")
+    parser.add_argument("--without", nargs="+", default=[], help="missing, and may be: run, or run/seed1; shown as not run")
     args = parser.parse_args(argv)
     paper, names = json.loads(PAPER.read_text(encoding="utf-8")), [name for name in TABLES if name in args.tables]
     try:
@@ -316,10 +290,10 @@ def main(argv=None):
         raise SystemExit(f"ablation_tables: {error}") from error
     made = {"command": command_of("analysis.ablation_tables", argv), "left_out": left_out(names, args.without, found[FULL])}
     everything = made | numbers_of(found, names, paper)
-    page = "\n".join(readme(everything, results, paper))
-    print(page)
-    if args.claim or not written(args.folder, everything):
-        write(args.folder, everything, page, args.claim)
+    page = readme(everything, results, paper)
+    print("\n".join(page))
+    if not written(args.folder, everything):
+        write(args.folder, everything, page)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ from PIL import Image
 import data
 import rewards
 from analysis.counterfactual import side_of
+from analysis.headline import command_of
 from analysis.mechanism import FAILURES, failure
-from analysis.verifier_common import command_of
 from data.files import commit, content_sha, read_rows, write_result
 
 ROW_FIELDS = ("order", "prediction", "verdict", "prediction_correct", "verdict_correct", "text", "cut_off")
@@ -69,11 +69,10 @@ def save_strip(record, path, max_frames):
     images = data.open_frames(record, max_frames)
     if not images:
         raise ValueError(f"record {record['id']} has no frames: the browser shows judgements of clips and pictures only")
-    width, height = sum(image.width + GAP for image in images) - GAP, max(image.height for image in images)
-    strip, left = Image.new("RGBA", (width, height)), 0
-    for image in images:
+    lefts = list(itertools.accumulate((image.width + GAP for image in images), initial=0))
+    strip = Image.new("RGBA", (lefts[-1] - GAP, max(image.height for image in images)))
+    for image, left in zip(images, lefts):
         strip.paste(image, (left, 0))
-        left += image.width + GAP
     strip.save(path, lossless=True, quality=100, method=6)
     return len(images)
 
@@ -90,21 +89,18 @@ def case(row, record, folder, number, max_frames):
 def write(result, rows, records, out, args, command):
     """Write the record whole: frames first, cases.json last; returns it."""
     rows = [row | {"kind": failure(row | {"own_side": side_of(row["prediction"], records[row["id"]])})} for row in rows]
-    part = out / "frames.part"
+    part, most, count = out / "frames.part", result["config"]["max_frames"], Counter((row["kind"], row["suite"]) for row in rows)
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    suites = sorted({row["suite"] for row in rows})
-    most = result["config"]["max_frames"]
     chosen = [case(row, records[row["id"]], part, i, most) for i, row in enumerate(choose(rows, args.n, args.seed))]
-    made = {
-        "command": command, "commit": commit(),
-        "evaluation": {name: result[name] for name in ("command", "commit", "machine", "versions")},
-        "how": f"Drawn with seed {args.seed}: each kind of failure up to {max(1, args.n // 5)} cases, suites in turn, "
-        "each pair once; right judgements fill the rest. Failures are over-represented; `judged` counts all that they were drawn "
-        "from.",
-        "judged": {kind: {s: sum((r["kind"], r["suite"]) == (kind, s) for r in rows) for s in suites} for kind in FAILURES},
-        "cases": sorted(chosen, key=lambda case: (FAILURES.index(case["kind"]), case["suite"], case["id"])),
-    }  # fmt: skip
+    made = {"command": command, "commit": commit()}
+    made["evaluation"] = {name: result[name] for name in ("command", "commit", "machine", "versions")}
+    made["how"] = (
+        f"Drawn with seed {args.seed}: each kind of failure up to {max(1, args.n // 5)} cases, suites in turn, each pair once; "
+        "right judgements fill the rest. Failures are over-represented; `judged` counts all that they were drawn from."
+    )
+    made["judged"] = {kind: {suite: count[kind, suite] for suite in sorted({row["suite"] for row in rows})} for kind in FAILURES}
+    made["cases"] = sorted(chosen, key=lambda case: (FAILURES.index(case["kind"]), case["suite"], case["id"]))
     shutil.rmtree(out / "frames", ignore_errors=True)
     part.replace(out / "frames")
     write_result(out / "cases.json", made)

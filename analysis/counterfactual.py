@@ -26,6 +26,7 @@ import argparse
 import json
 import random
 import time
+from operator import itemgetter
 from pathlib import Path
 
 from tqdm import tqdm
@@ -39,14 +40,15 @@ from data.files import json_sha, read_rows
 from judging.calls import Call, image_sha
 from judging.tasks import Tasks, read_judgement
 
-MATRIX_RUNS = {
+TITLES = {  # model -> what pages call it; in a matrix of runs `full` is "two_stages", the others have their own names
     "base": "base",
-    "stage1": "stage1",
-    "full": "two_stages",
-    "no_r_sp": "no_r_sp",
-    "no_self_reference": "no_self_reference",
+    "stage1": "after stage 1",
+    "full": "full (two stages)",
+    "no_r_sp": "no r_sp",
+    "no_self_reference": "no self-reference",
 }
 CONDITIONS = ("kept", "same_words", "other", "other_words", "think_same", "think_other", "think_same_free", "think_other_free")
+BATCH = 64  # judgements at once
 WORDINGS = ("{}", "The answer is {}", "So it is {}")
 UNCHANGED = "no_self_reference"  # judged in its own prompt, which has no self-prediction to change
 
@@ -131,20 +133,15 @@ def changed(condition, row, record, thoughts):
     stated), or what the other words are (the option's letter or text, or a sentence).
     """
     own, options, side, think, donor = row["prediction"], record.get("options"), row["own_side"], row["think"], None
-    if side is None or row["part"] is None:
+    other = side and rewards.extract_answer(record[f"response_{3 - side}"], options)
+    if other is None or row["part"] is None:
         return None
-    other = rewards.extract_answer(record[f"response_{3 - side}"], options)
-    if other is None:
-        return None
-    answer = as_own(other, own, options) if "other" in condition else own
-    pred = own
+    answer = pred = as_own(other, own, options) if "other" in condition else own
     if condition.startswith("think"):
-        think, donor = other_thought(thoughts, row, answer)
+        (think, donor), pred = other_thought(thoughts, row, answer), own
     elif condition.endswith("words"):
         pred = in_other_words(answer, options, row["id"])
         donor = "option" if options and pred in (*options, *options.values()) else "sentence"
-    else:
-        pred = answer
     if pred is None:
         return None
     prefix = f"<pred_think> {think or ''} </pred_think>" + ("" if condition.endswith("free") else f" <pred> {pred} </pred>")
@@ -166,12 +163,9 @@ def ask(writer, tasks, prefixes, prompt):
         shown = [record["response_" + number] for number in order]
         messages = prompts.critic_prompt(record["question"], *shown, record.get("options"), len(frames), prompt)
         shas = tuple(map(image_sha, frames))
-        calls.append(
-            Call(messages, (), None, frames, shas, json_sha(record["question"], record.get("options"), shas, prompt), None, prefix)
-        )
-    replies = dict(writer.run(calls))
-    for place, ((record, order), prefix) in enumerate(zip(tasks, prefixes)):
-        reply = replies[place]
+        group = json_sha(record["question"], record.get("options"), shas, prompt)
+        calls.append(Call(messages, (), None, frames, shas, group, None, prefix))
+    for (record, order), prefix, (_, reply) in zip(tasks, prefixes, sorted(writer.run(calls), key=itemgetter(0))):
         text = (prefix or "") + reply.text
         row = {"id": record["id"], "suite": record["suite"], "cluster": record["cluster"]}
         row |= read_judgement(record, order, text, prompt)
@@ -187,10 +181,8 @@ def about(record, row):
     """What an own judgement's row says beside the judgement: what changes and tables need of its record."""
     written = [k for k in (1, 2) if record[f"source_{k}"] == "written"]
     think = rewards.parse_critique(row["text"]).pred_think
-    return {
-        "question": record["question"], "options": record.get("options"), "think": think, "part": own_part(row["text"]),
-        "own_side": side_of(row["prediction"], record), "written": written[0] if len(written) == 1 else None,
-    }  # fmt: skip
+    made = {"question": record["question"], "options": record.get("options"), "think": think, "part": own_part(row["text"])}
+    return made | {"own_side": side_of(row["prediction"], record), "written": written[0] if len(written) == 1 else None}
 
 
 def judge(folder, condition, tasks, settings, writer, own=None):
@@ -204,9 +196,9 @@ def judge(folder, condition, tasks, settings, writer, own=None):
     todo = [] if result.get("finished") else [place for place, key in enumerate(tasks.keys) if key not in done]
     thoughts = thoughts_of(own.values()) if own else {}
     with stream:
-        for start in tqdm(range(0, len(todo), 64), desc=f"{folder.name} {condition}", unit="batch", disable=not todo):
+        for start in tqdm(range(0, len(todo), BATCH), desc=f"{folder.name} {condition}", unit="batch", disable=not todo):
             began, batch, changes = time.time(), [], []
-            for record, order in (tasks[place] for place in todo[start : start + 64]):
+            for record, order in (tasks[place] for place in todo[start : start + BATCH]):
                 change = changed(condition, own[record["id"], order], record, thoughts) if own else {"prefix": None}
                 if change:
                     batch.append((record, order))
@@ -227,33 +219,28 @@ def judge(folder, condition, tasks, settings, writer, own=None):
 def models_of(args):
     """{name: [(seed, path), ...]} of --models or --matrix; raises ValueError on a name or a run that is not there."""
     if args.matrix:
-        rows = {
-            (row["run"], row["seed"]): row["evaluations"]["judge_test"]["config"]["model"] for row in read_rows(args.matrix)
-        }
-        found = {
-            name: [(seed, path) for (run, seed), path in rows.items() if run == wanted] for name, wanted in MATRIX_RUNS.items()
-        }
+        rows = {(row["run"], row["seed"]): row["evaluations"]["judge_test"]["config"]["model"] for row in read_rows(args.matrix)}
+        runs = {name: "two_stages" if name == "full" else name for name in TITLES}
+        found = {name: [(seed, path) for (run, seed), path in rows.items() if run == runs[name]] for name in TITLES}
     else:
         given = dict(model.split("=", 1) for model in args.models)
         found = {name: list(enumerate(paths.split(","))) for name, paths in given.items()}
-    odd = sorted(set(found) - set(MATRIX_RUNS)) or [name for name, models in found.items() if not models]
+    odd = sorted(set(found) - set(TITLES)) or [name for name, models in found.items() if not models]
     if odd:
-        raise ValueError(f"{odd}: no such model here; names are {list(MATRIX_RUNS)}")
+        raise ValueError(f"{odd}: no such model here; names are {list(TITLES)}")
     return found
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw, allow_abbrev=False)
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--models", nargs="+", metavar="NAME=PATH[,PATH]", help=f"names: {', '.join(MATRIX_RUNS)}")
+    where.add_argument("--models", nargs="+", metavar="NAME=PATH[,PATH]", help=f"names: {', '.join(TITLES)}")
     where.add_argument("--matrix", type=Path, help="results.jsonl of experiments/run.py: all seeds")
     parser.add_argument("--out", type=Path, default=Path("runs/mechanism"), help="folder of the rows")
     parser.add_argument("--dataset", help="JSONL of pairs; default is physworld's test split")
     parser.add_argument("--limit", type=int, default=500, help="pairs, drawn by a hash of their ids")
     parser.add_argument("--max_new_tokens", type=int, default=128, help="of a judgement; a 7B model needs 2048")
-    parser.add_argument("--batch_size", type=int, default=64, help="judgements at once")
     args = parser.parse_args(argv)
     from judging.writers import LocalCritic  # torch: after --help
 
@@ -266,13 +253,13 @@ def main(argv=None):
     except ValueError as error:
         raise SystemExit(f"counterfactual: {error}") from error
     tasks = Tasks(data.RecordFile(args.dataset, pair=True), ("12", "21"), args.limit)
+    records = files.content_sha(args.dataset)
     for name, seeds in models.items():
         for seed, path in seeds:
-            folder = args.out / f"{name}_seed{seed}"
-            settings = {"model": path, "weights": files.content_sha(path), "records": files.content_sha(args.dataset)}
-            settings |= {"limit": args.limit, "max_new_tokens": args.max_new_tokens}
+            folder, settings = args.out / f"{name}_seed{seed}", {"model": path, "weights": files.content_sha(path)}
+            settings |= {"records": records, "limit": args.limit, "max_new_tokens": args.max_new_tokens}
             settings["prompt"] = "no_self_ref" if name == UNCHANGED else "self_ref"
-            writer = LocalCritic.load(path, batch_size=args.batch_size, analysis_tokens=args.max_new_tokens, temperature=0.0)
+            writer = LocalCritic.load(path, batch_size=BATCH, analysis_tokens=args.max_new_tokens, temperature=0.0)
             own = judge(folder, "own", tasks, settings, writer)
             for condition in CONDITIONS if name != UNCHANGED else ():
                 judge(folder, condition, tasks, settings, writer, own)

@@ -1,12 +1,11 @@
-"""Make and execute the notebooks: analysis/*.ipynb from their sources, analysis/*_notebook.py (jupytext, percent format).
+"""Execute the notebooks analysis/*_notebook.ipynb in place, from top to bottom.
 
-    python -m analysis.notebooks                                                       all of them, a minute
-    python -m analysis.notebooks analysis/ablation_notebook.py --out runs/notebooks    one, into another folder
+    python -m analysis.notebooks                                                          all of them, a minute
+    python -m analysis.notebooks analysis/ablation_notebook.ipynb --out runs/notebooks    one, into another folder
 
-Edit the source, never the .ipynb. The kernel is this very Python; no kernelspec is installed and none of the user's is used.
-A notebook is written only when all of its cells ran. What would differ from run to run or name this machine (ids, times,
-paths) is not written: a path in an output is an error. Each notebook says at its top which folders it reads, and by which
-environment variables it reads others.
+The kernel is this very Python; no kernelspec is installed and none of the user's is used. A notebook is written only when all
+of its cells ran. What would differ from run to run or name this machine (times, paths) is not written: a path in an output is
+an error. Each notebook says at its top which folders it reads, and by which environment variables it reads others.
 """
 
 import argparse
@@ -18,7 +17,6 @@ import tempfile
 from io import BytesIO
 from pathlib import Path
 
-import jupytext
 import nbformat
 from jupyter_client.kernelspec import KernelSpecManager
 from nbclient import NotebookClient
@@ -29,35 +27,24 @@ from tqdm import tqdm
 from data import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = sorted((ROOT / "analysis").glob("*_notebook.py"))
-METADATA = {
-    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}, "language_info": {"name": "python"},
-}  # fmt: skip
+NOTEBOOKS = sorted((ROOT / "analysis").glob("*_notebook.ipynb"))
+KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+METADATA = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
 LARGEST = 200_000  # bytes of an .ipynb: two of them, and the figures stay small
 
 
-def read_source(path):
-    """The notebook that a source makes, not executed; cells are numbered, as random ids would change with every run."""
-    notebook = jupytext.read(path, fmt="py:percent")
-    notebook.metadata = nbformat.from_dict(METADATA)
-    for number, cell in enumerate(notebook.cells):
-        cell["id"] = f"cell-{number}"
-    return notebook
-
-
-def execute(notebook, environment=None, timeout=300):
+def execute(notebook, environment=None):
     """Run all cells in the repository's root, in place; raises CellExecutionError on the first that fails.
 
-    `environment`: variables on top of this process's. `timeout`: seconds a cell.
+    `environment`: variables on top of this process's.
     """
-    client = NotebookClient(
-        notebook, kernel_name="python3", timeout=timeout, record_timing=False, resources={"metadata": {"path": str(ROOT)}}
-    )
+    client = NotebookClient(notebook, timeout=300, record_timing=False, resources={"metadata": {"path": str(ROOT)}})
     with tempfile.TemporaryDirectory() as folder:  # the kernel's sockets, and IPython's history
         manager = client.create_kernel_manager()
         manager.kernel_spec_manager = KernelSpecManager(kernel_dirs=[])  # ipykernel's own: sys.executable
         manager.transport, manager.connection_file = "ipc", f"{folder}/kernel.json"
-        client.execute(env=os.environ | {"IPYTHONDIR": folder} | (environment or {}))
+        quiet = {"PYTHONWARNINGS": "ignore:IProgress not found"}  # tqdm, where `datasets` is imported: no widget is wanted
+        client.execute(env=os.environ | {"IPYTHONDIR": folder} | quiet | (environment or {}))
     notebook.metadata = nbformat.from_dict(METADATA)  # the kernel has put its version there
     return notebook
 
@@ -89,9 +76,9 @@ def check(notebook, name):
 
 
 def make(source, out, environment=None):
-    """Make and execute the notebook of a source; returns the path of the .ipynb in `out`, written whole or not at all."""
-    path = Path(out) / f"{Path(source).stem}.ipynb"
-    notebook = execute(read_source(source), environment)
+    """Execute a notebook; returns the path of the .ipynb in `out`, written whole or not at all."""
+    path = Path(out) / source.name
+    notebook = execute(nbformat.read(source, 4), environment)
     shrink(notebook)
     check(notebook, path.name)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,12 +88,12 @@ def make(source, out, environment=None):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
-    parser.add_argument("sources", nargs="*", type=Path, default=SOURCES, help="instead of every analysis/*_notebook.py")
-    parser.add_argument("--out", type=Path, default=ROOT / "analysis", help="folder of the .ipynb")
+    parser.add_argument("notebooks", nargs="*", type=Path, default=NOTEBOOKS, help="instead of every analysis/*_notebook.ipynb")
+    parser.add_argument("--out", type=Path, help="folder of the executed ones, instead of where they are")
     args = parser.parse_args(argv)
-    for source in tqdm(args.sources, desc="notebooks", disable=not sys.stderr.isatty()):
+    for source in tqdm(args.notebooks, desc="notebooks", disable=not sys.stderr.isatty()):
         try:
-            print(os.path.relpath(make(source, args.out)))
+            print(os.path.relpath(make(source, args.out or source.parent)))
         except (CellExecutionError, CellTimeoutError, DeadKernelError, ValueError) as error:
             raise SystemExit(f"notebooks: {source.name}: {error}") from error
 

@@ -1,7 +1,8 @@
 """The report's ways to draw: dots with intervals, lines with bands, stacked bars; each as SVG that goes into the page.
 
 Narrow enough for a phone. Black becomes the page's own text colour, so that a figure reads in light and in dark mode; the
-other colours stand out from both. Values are percent where an axis says so.
+other colours stand out from both. Values are percent where an axis says so. `what` begins the text for who does not see the
+figure, and its numbers follow.
 """
 
 import html
@@ -13,16 +14,35 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
 
 BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#3b82c4", "#d06a12", "#2f9e60", "#d64550", "#8f6bd1", "#8a8a8a"
 COLOURS = [BLUE, ORANGE, GREEN, PURPLE, RED, "#1f9ca6", "#a8843a", GREY]
 WIDTH, HEIGHT = 3.8, 2.9  # inches: a figure as wide as a phone's screen keeps its letters legible
-STYLE = {
-    "svg.fonttype": "none", "text.parse_math": False, "font.size": 9, "axes.titlesize": 9, "legend.fontsize": 8,
-    "legend.frameon": False, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
-    "grid.color": GREY, "grid.alpha": 0.3, "grid.linewidth": 0.6, "figure.facecolor": "none", "axes.facecolor": "none",
-    "savefig.facecolor": "none", "lines.linewidth": 1.6,
-}  # fmt: skip
+STYLE = {"svg.fonttype": "none", "text.parse_math": False, "font.size": 9, "axes.titlesize": 9, "lines.linewidth": 1.6}
+STYLE |= {"legend.fontsize": 8, "legend.frameon": False, "axes.spines.top": False, "axes.spines.right": False}
+STYLE |= {"axes.grid": True, "axes.axisbelow": True, "grid.color": GREY, "grid.alpha": 0.3, "grid.linewidth": 0.6}
+STYLE |= {"figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none"}
+
+
+def told(rows):
+    """What dots or bars show, as words.
+
+    >>> told({"base": [("judge", 49.44, 48, 50)], "full": [("judge", 90, 88, 92)]})
+    'base: judge 49.4; full: judge 90.0'
+    """
+    words = {label: ", ".join(f"{name} {value:.1f}" for name, value, *_ in entries) for label, entries in rows.items()}
+    return "; ".join(f"{label}: {each}" for label, each in words.items())
+
+
+def ends_of(drawn):
+    """First and last point of each line, as words.
+
+    >>> ends_of({"(oracle)": [(1, 63.1, 60, 66), (32, 98, 97, 99)]})
+    'oracle 63.1 at 1, 98 at 32'
+    """
+    ends = [(label.strip("()"), *points[0][:2], *points[-1][:2]) for label, points in drawn.items()]
+    return "; ".join(f"{label} {first:.3g} at {start:.3g}, {last:.3g} at {end:.3g}" for label, start, first, end, last in ends)
 
 
 def canvas(height=HEIGHT):
@@ -51,7 +71,7 @@ def finish(figure, axis, alt, caption, legend=True):
     return {"svg": f'<svg {box} role="img" aria-label="{html.escape(alt)}">{body}', "alt": alt, "caption": caption}
 
 
-def dots(rows, xlabel, alt, caption, limits=None, line=None):
+def dots(rows, xlabel, what, caption, words=None, limits=None, line=None):
     """Horizontal dots with intervals. `rows`: label -> [(series, value, low, high), ...], drawn from above downwards."""
     most = max(map(len, rows.values()))
     figure, axis = canvas(0.9 + len(rows) * max(0.3, 0.1 * most))
@@ -67,10 +87,10 @@ def dots(rows, xlabel, alt, caption, limits=None, line=None):
     axis.grid(axis="y", visible=False)
     if line is not None:
         axis.axvline(line, color=GREY, lw=1, ls="--")
-    return finish(figure, axis, alt, caption, legend=len(series) > 1)
+    return finish(figure, axis, f"{what} {words or told(rows)}.", caption, legend=len(series) > 1)
 
 
-def lines(series, xlabel, ylabel, alt, caption, log=False, log_y=False, limits=None, ticks=None):
+def lines(series, xlabel, ylabel, what, caption, log=False, log_y=False, limits=None, ticks=None):
     """Lines with bands. `series`: label -> [(x, value, low, high), ...]; a label in parentheses is drawn dashed."""
     figure, axis = canvas()
     for colour, (name, points) in zip(COLOURS * 2, series.items()):
@@ -84,25 +104,25 @@ def lines(series, xlabel, ylabel, alt, caption, log=False, log_y=False, limits=N
     axis.set(xlabel=xlabel, ylabel=ylabel, ylim=limits)
     if log:
         axis.set_xscale("log", base=2)
-        axis.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
+        axis.xaxis.set_major_formatter("{x:g}")
     if log_y:
         axis.set_yscale("log")
-        axis.yaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
+        axis.yaxis.set_major_formatter("{x:g}")
     if ticks:
         axis.set_xticks(ticks)
-    return finish(figure, axis, alt, caption)
+    return finish(figure, axis, f"{what} {ends_of(series)}.", caption)
 
 
-def bars(rows, xlabel, alt, caption, colours=COLOURS):
+def bars(rows, xlabel, what, caption, colours=COLOURS):
     """Stacked horizontal bars. `rows`: label -> {part: length}, parts in the same order and colour in each."""
     figure, axis = canvas(1.0 + 0.3 * len(rows))
-    parts = list(next(iter(rows.values())))
-    left = [0.0] * len(rows)
-    for colour, part in zip(colours, parts):
-        lengths = [parts_of[part] for parts_of in rows.values()]
+    left = np.zeros(len(rows))
+    for colour, part in zip(colours, next(iter(rows.values()))):
+        lengths = [lengths[part] for lengths in rows.values()]
         axis.barh(range(len(rows)), lengths, left=left, color=colour, height=0.7, label=part)
-        left = [a + b for a, b in zip(left, lengths)]
+        left = left + lengths
     axis.set_yticks(range(len(rows)), list(rows))
     axis.set(xlabel=xlabel, ylim=(len(rows) - 0.5, -0.5))
     axis.grid(axis="y", visible=False)
-    return finish(figure, axis, alt, caption)
+    words = told({label: [part for part in lengths.items() if part[1]] for label, lengths in rows.items()})
+    return finish(figure, axis, f"{what} {words}.", caption)

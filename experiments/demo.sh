@@ -13,7 +13,7 @@ export SEED=${SEED:-0} OUT=${OUT:-runs/demo} LIMIT=${LIMIT:-500} THREADS=${THREA
 export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 started=$SECONDS
 
-made_by=$({ find *.py data training judging physworld experiments/*.yaml experiments/demo.sh requirements.txt -type f ! -name '*.pyc' |
+made_by=$({ find *.py answers data training judging physworld experiments/*.yaml experiments/demo.sh requirements.txt -type f ! -name '*.pyc' |
     LC_ALL=C sort | xargs sha256sum; echo "$SEED $LIMIT"; } | sha256sum | cut -c-16)
 if [ -n "$(ls -A "$OUT" 2>/dev/null)" ] && [ "$(cat "$OUT/made_by" 2>/dev/null)" != "$made_by" ]; then
     [ -e "$OUT/made_by" ] || { echo "$OUT is not a demo's folder; give another OUT" >&2; exit 1; }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# DPO of the base with three kinds of pairs and three seeds, and what each policy answers; analysis/dpo_table.py makes the table.
+# DPO of the base with three kinds of pairs and three seeds, and what each policy answers; analysis/paper_tables.py makes the table.
 #
 #   make demo; for s in 1 2; do SEED=$s OUT=runs/demo_seed$s bash experiments/demo.sh; done       the critics, one a seed
 #   bash experiments/dpo.sh                                                                       half an hour on one core

@@ -59,12 +59,11 @@ def read_matrix(path, scale=None):
     scale = read_yaml(scale or matrix["scale"])
     configs = {name: read_yaml(stage["config"]) for name, stage in scale["stages"].items()}
     for name, run in matrix["runs"].items():
-        odd = set(run) - {"start", "stages"}
+        odd = set(run) - {"start", "stages", "table", "label", "paper"}
         unknown = [stage for stage, _ in map(stage_of, run["stages"]) if stage not in configs]
         if odd or unknown:
-            raise ValueError(
-                f"{path}: run {name}: {sorted(odd) or unknown} is unknown; fields are start and stages, stages {list(configs)}"
-            )
+            fields = "fields are start, stages, table, label and paper"
+            raise ValueError(f"{path}: run {name}: {sorted(odd) or unknown} is unknown; {fields}, stages {list(configs)}")
     return matrix, scale, configs
 
 
@@ -94,11 +93,8 @@ def words(flags):
     >>> words({"mixed": True, "alpha_sp": 0.1})
     ['--mixed', 'true', '--alpha_sp', '0.1']
     """
-    return [
-        word
-        for name, value in flags.items()
-        for word in (f"--{name}", str(value).lower() if isinstance(value, bool) else str(value))
-    ]
+    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in flags.items()}
+    return [word for name, text in texts.items() for word in (f"--{name}", text)]
 
 
 def tokens_of(stage, config, scale):
@@ -118,13 +114,8 @@ def plan_stage(name, flags, model, seed, made_by, scale, configs, work):
     made_by += [name, configs[name], stage["arguments"], flags]
     label = "_".join([name, *(f"{flag}={value}" for flag, value in flags.items())])
     folder = work / f"seed{seed}" / f"{label}_{json_sha(*made_by)[:8]}"
-    fixed = {
-        "config": stage["config"],
-        "model_name_or_path": model,
-        "output_dir": folder,
-        "seed": seed,
-        "resume_from_checkpoint": True,
-    }
+    fixed = {"config": stage["config"], "model_name_or_path": model, "output_dir": folder, "seed": seed}
+    fixed["resume_from_checkpoint"] = True
     command = (*scale["launcher"], stage["script"], *words(fixed | stage["arguments"] | flags))
     merged = configs[name] | stage["arguments"] | flags
     return Stage(name, folder, command, merged, tokens_of(name, merged, scale))
@@ -170,7 +161,5 @@ def plan(matrix, scale, configs, work, seeds, only, weights):
 
 def start_weights(scale):
     """{start: hash of its weights}, of those that are there; a base that is no folder here counts as a hub id (None)."""
-    found = {name: ROOT / path for name, path in scale["start"].items()}
-    return {
-        name: content_sha(path) if path.is_dir() else None for name, path in found.items() if path.is_dir() or name == "base"
-    }
+    there = {name: content_sha(ROOT / path) for name, path in scale["start"].items() if (ROOT / path).is_dir()}
+    return {"base": None} | there

@@ -24,7 +24,6 @@ import os
 import shlex
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -34,15 +33,17 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # where this is started as a script
+if __name__ == "__main__" and not __package__:  # typed as a script: the same process again as a module, which finds the project
+    os.chdir(ROOT)
+    os.execv(sys.executable, [sys.executable, "-m", "experiments.run", *sys.argv[1:]])
 
 from data import command, open_lines, write_whole
 from data.files import open_rows, provenance, read_rows
 from experiments.plan import plan, read_matrix, start_weights
-from stats import row_key
+from stats import is_right, row_key
 
-KEPT = ("accuracy", "macro", "suites", "unreadable", "cut_off", "consistency", "first_share", "longer_share",
-        "prediction_accuracy", "coupling", "coupling_one_order", "prompt_tokens", "completion_tokens", "seconds")  # fmt: skip
+KEPT = ("accuracy", "macro", "suites", "unreadable", "cut_off", "consistency", "first_share", "longer_share")
+KEPT += ("prediction_accuracy", "coupling", "coupling_one_order", "prompt_tokens", "completion_tokens", "seconds")
 
 
 class Failed(Exception):
@@ -59,11 +60,9 @@ def execute(command, log, environment, threads):
     """Run a command in the repository, its output appended to `log`; raises Failed where it ends with an error."""
     log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable if word == "python" else word for word in command]
+    how = {"cwd": ROOT, "env": os.environ | environment | {"OMP_NUM_THREADS": str(threads)}, "preexec_fn": die_with_parent}
     with log.open("ab") as stream:
-        code = subprocess.run(
-            command, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT, preexec_fn=die_with_parent,
-            env=os.environ | environment | {"OMP_NUM_THREADS": str(threads)},
-        ).returncode  # fmt: skip
+        code = subprocess.run(command, stdout=stream, stderr=subprocess.STDOUT, **how).returncode
     if code:
         tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-3:]
         raise Failed(f"{shlex.join(command[:3])} ... ended with {code}; see {log}: {' | '.join(tail)}")
@@ -103,33 +102,27 @@ def outcomes(rows):
     """
     rows = sorted(rows, key=row_key)
     own = [row.get("prediction_correct") for row in rows]
-    right = "".join(str(int(row["verdict_correct"] if "verdict_correct" in row else row["correct"])) for row in rows)
+    right = "".join(str(int(is_right(row))) for row in rows)
     return {"right": right, "own": "".join("-" if mark is None else str(int(mark)) for mark in own)}
 
 
 def keep_items(rows, path):
     """Write which item stands at each place of the outcomes; raises ValueError where the file is of other items."""
-    lines = [
-        json.dumps({name: row.get(name) for name in ("id", "order", "suite", "cluster")}) for row in sorted(rows, key=row_key)
-    ]
-    text = "\n".join(lines) + "\n"
-    if path.exists() and gzip.decompress(path.read_bytes()).decode() != text:
-        raise ValueError(
-            f"{path} is about other items than this run: the data has changed; give another --out, and run all again"
-        )
+    items = [{name: row.get(name) for name in ("id", "order", "suite", "cluster")} for row in sorted(rows, key=row_key)]
+    text = "".join(json.dumps(item) + "\n" for item in items)
     if not path.exists():
         write_whole(path, gzip.compress(text.encode(), mtime=0))
+    elif gzip.decompress(path.read_bytes()).decode() != text:
+        raise ValueError(f"{path} is about other items than this run: the data has changed; give another --out and run all again")
 
 
 def finish(run, trained, out):
     """The row of a run whose stages and evaluations are there."""
     row = {"id": run.id, "run": run.name, "seed": run.seed, "start": run.start, "weights": run.weights, "prompt": run.prompt}
-    row["stages"] = [
-        {"stage": s.name, "folder": str(s.folder), "config": s.config} | note for s, note in zip(run.stages, trained)
-    ]
-    row["evaluations"], versions, commits = {}, {}, set()
-    for stage in run.stages:
+    row["stages"], row["evaluations"], versions, commits = [], {}, {}, set()
+    for stage, note in zip(run.stages, trained):
         made = yaml.safe_load((stage.folder / "config.yaml").read_text(encoding="utf-8"))
+        row["stages"].append({"stage": stage.name, "folder": str(stage.folder), "config": stage.config} | note)
         versions |= made["versions"]
         commits.add(made.get("commit"))
     for name, (path, *_) in run.evaluations.items():
@@ -159,10 +152,9 @@ def do(run, scale, threads, broken):
             broken.add(stage.folder)
             raise
     with ThreadPoolExecutor(at_once) as pool:
-        jobs = [
-            pool.submit(execute, command, path.with_suffix(".log"), environment, max(threads // at_once, 1))
-            for path, command, *_ in run.evaluations.values()
-        ]
+        each = max(threads // at_once, 1)
+        evaluations = run.evaluations.values()
+        jobs = [pool.submit(execute, command, path.with_suffix(".log"), environment, each) for path, command, *_ in evaluations]
     for job in jobs:
         job.result()
     return trained
@@ -173,46 +165,39 @@ def do(run, scale, threads, broken):
 
 def dry_run(runs, scale, finished):
     """Print every command with its steps and token budget; what is finished, or trained by a run above, is marked."""
-    seen, totals = set(), {"steps": 0, "tokens": 0, "seconds": 0.0}
-    rates, each = scale.get("seconds_a_step", {}), scale.get("seconds_a_completion", {})
+    seen, steps, tokens, seconds = set(), 0, 0, 0.0
+    rates, each, start = scale.get("seconds_a_step", {}), scale.get("seconds_a_completion", {}), scale.get("seconds_to_start", 0)
     if scale["prepare"]:
         print(shlex.join(scale["prepare"]))
     for run in runs:
-        there = run.id in finished
-        print(f"\n# {run.name}, seed {run.seed}" + (": finished" if there else ""))
+        print(f"\n# {run.name}, seed {run.seed}" + (": finished" if run.id in finished else ""))
         for stage in run.stages:
             shared = stage.folder in seen or (stage.folder / "finished.json").exists()
-            mark = " (is there, or trained above)" if shared else ""
-            steps = stage.config["max_steps"]
-            print(f"{shlex.join(stage.command)}\n    # {steps} steps, at most {stage.tokens / 1e6:,.1f} M tokens{mark}")
+            mark, own = " (is there, or trained above)" if shared else "", stage.config["max_steps"]
+            print(f"{shlex.join(stage.command)}\n    # {own} steps, at most {stage.tokens / 1e6:,.1f} M tokens{mark}")
             if not shared:
-                totals["steps"], totals["tokens"] = totals["steps"] + steps, totals["tokens"] + stage.tokens
-                totals["seconds"] += steps * rates.get(stage.name, 0) + scale.get("seconds_to_start", 0)
+                steps, tokens, seconds = steps + own, tokens + stage.tokens, seconds + own * rates.get(stage.name, 0) + start
             seen.add(stage.folder)
-        for name, (_, command, tokens, completions) in run.evaluations.items():
-            print(f"{shlex.join(command)}\n    # {completions} completions, at most {tokens / 1e6:,.1f} M tokens")
-            if not there:
-                seconds = completions * each.get(scale["evaluations"][name]["mode"], 0) + scale.get("seconds_to_start", 0)
-                totals["tokens"], totals["seconds"] = (
-                    totals["tokens"] + tokens,
-                    totals["seconds"] + seconds / scale["evaluate_at_once"],
-                )
-    hours = f"about {totals['seconds'] / 3600:.1f} hours" if rates else "no times known for this scale"
-    print(f"\n{len(runs)} runs, {totals['steps']} training steps, at most {totals['tokens'] / 1e6:,.1f} M tokens, {hours}")
+        for name, (_, command, most, completions) in run.evaluations.items():
+            print(f"{shlex.join(command)}\n    # {completions} completions, at most {most / 1e6:,.1f} M tokens")
+            if run.id not in finished:
+                tokens += most
+                seconds += (completions * each.get(scale["evaluations"][name]["mode"], 0) + start) / scale["evaluate_at_once"]
+    hours = f"about {seconds / 3600:.1f} hours" if rates else "no times known for this scale"
+    print(f"\n{len(runs)} runs, {steps} training steps, at most {tokens / 1e6:,.1f} M tokens, {hours}")
 
 
 def summary(runs, rows):
-    """Lines: a row per run, mean over its seeds of each evaluation's accuracy in percent, and the range over them."""
-    evaluations = list(runs[0].evaluations)
-    lines = [f"{'run':<20}{'seeds':>6}  " + "".join(f"{name:>22}" for name in evaluations)]
-    for name in dict.fromkeys(run.name for run in runs):
-        mine = [rows[run.id] for run in runs if run.name == name and run.id in rows]
-        cells = []
-        for evaluation in evaluations:
-            rates = [100 * row["evaluations"][evaluation]["metrics"]["accuracy"]["value"] for row in mine]
-            cells.append(f"{statistics.mean(rates):.1f} ({min(rates):.1f} - {max(rates):.1f})" if rates else "-")
-        lines.append(f"{name:<20}{len(mine):>6}  " + "".join(f"{cell:>22}" for cell in cells))
-    return lines
+    """A table as text: a row per run, mean over its seeds of each evaluation's accuracy in percent, and the range over them."""
+    import pandas as pd  # after --help
+
+    found = [(run.name, rows[run.id]["evaluations"]) for run in runs if run.id in rows]
+    if not any(made for _, made in found):
+        return f"{len(found)} runs are there, none with an evaluation"
+    rates = pd.DataFrame({"run": name} | {e: 100 * made[e]["metrics"]["accuracy"]["value"] for e in made} for name, made in found)
+    by_run = rates.groupby("run", sort=False)
+    cells = by_run.agg(lambda values: f"{values.mean():.1f} ({values.min():.1f} - {values.max():.1f})")
+    return cells.assign(seeds=by_run.size()).to_string()
 
 
 def main(argv=None):
@@ -253,13 +238,11 @@ def main(argv=None):
             stream.write(json.dumps(row).encode() + b"\n")
             stream.flush()
             rows[row["id"]] = row
-    print("\n".join([*summary(runs, rows), *notes, *failures]))
+    print("\n".join([summary(runs, rows), *notes, *failures]))
     if failures:
         return 1
-    if not args.only and {"two_stages", "mixed"} <= set(matrix["runs"]):
-        from analysis import ablation_tables
-
-        return ablation_tables.main([str(args.out)])
+    if not args.only and "tables" in matrix:
+        return subprocess.run([sys.executable, "-m", "analysis.ablation_tables", str(args.out)], cwd=ROOT).returncode
 
 
 if __name__ == "__main__":

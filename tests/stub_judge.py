@@ -5,7 +5,7 @@ import re
 
 from judging.calls import Missing, Reply, Tokens
 from judging.server import ServerBackend
-from tests.fault_proxy import reply
+from tests.fault_proxy import FAULTS, FaultProxy, reply
 from verifier import Criterion, Verifier
 
 LOG = math.log
@@ -97,3 +97,26 @@ GOOD = {  # sampled replies with B at the first tag and H at the second, and wha
         [("<score_A>", []), (" B", distribution(" B")), (" </score_A>\n", []), ("<score_B>", []), (" H", distribution(" H")),
          (" </score_B>", [])], finish="length"),
 }  # fmt: skip
+
+
+def fault_of(i):
+    """The fault of reply `i`: every even one has one, all kinds in turn; a time-out takes its time, so there are fewer."""
+    names = sorted(FAULTS)
+    turn, name = divmod(i // 2, len(names))
+    return None if i % 2 else "500" if names[name] == "time-out" and turn % 60 else names[name]
+
+
+def ask_half_faulty(total):
+    """(comparisons, verifier, proxy) after one call for each of `total` questions, every other reply faulty."""
+    kinds = sorted(GOOD)
+
+    def number(request):
+        return int(re.search(r"question (\d+)", request["messages"][1]["content"])[1])
+
+    def upstream(request):
+        i = number(request)
+        return GOOD[kinds[i // 2 % len(kinds)] if i % 2 else "plain"]
+
+    with FaultProxy(upstream, lambda request: fault_of(number(request))) as proxy:
+        judge = quiet(server(proxy, route="sampled", timeout=10.0), repeats=1, abstain=True)
+        return judge.compare_many([(f"question {i}", "a", "b") for i in range(total)]), judge, proxy

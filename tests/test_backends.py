@@ -12,9 +12,8 @@ from PIL import Image
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import prompts
-from analysis.verifier_checks import ask_half_faulty, fault_of
-from analysis.verifier_common import served
-from analysis.verifier_common import smollm as smollm_file
+from analysis.small_server import served
+from analysis.small_server import smollm as smollm_file
 from judging.calls import Call
 from judging.local import LocalBackend
 from judging.score_tokens import PAIRWISE, NoScoreToken, expected_score
@@ -23,7 +22,7 @@ from physworld import tiny
 from ppt import preference
 from tests import tiny_critic
 from tests.fault_proxy import FAULTS, FaultProxy, reply
-from tests.stub_judge import GOOD, THREE, Fake, by_length, open_server, quiet, sampled_reply, server
+from tests.stub_judge import GOOD, THREE, Fake, ask_half_faulty, by_length, fault_of, open_server, quiet, sampled_reply, server
 from verifier import NoValidCall
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -333,7 +332,7 @@ def test_local_errors_and_identity(text_model):
 def smollm():
     """(URL of a llama.cpp server, folder of the GGUF, its name)."""
     file = smollm_file()
-    with served(file) as url:
+    with served() as url:
         yield url, file.parent, file.name
 
 

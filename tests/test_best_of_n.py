@@ -18,7 +18,6 @@ import data
 import ppt
 import prompts
 from analysis import best_of_n as curves
-from analysis import solve_once
 from analysis.tournaments import read_tables
 from judging import candidates, models, play
 from judging.calls import Reply, Tokens
@@ -444,11 +443,13 @@ def test_picks_that_do_not_do(tmp_path, change, said):
         curves.main([str(tmp_path / "record"), f"stage 2={path}"])
 
 
-def test_solving_once_is_compared(tmp_path, capsys):
+def test_solving_once_is_compared(tmp_path, capsys, monkeypatch):
     right = ["0000", "1101"]
     each = write_picks(tmp_path / "each.jsonl", right, tokens=100)
     once = write_picks(tmp_path / "first.jsonl", ["0000", "1100"], tokens=40)
-    solve_once.main([str(tmp_path / "record"), each, f"first={once}", "--size", "16"])
+    words = [str(tmp_path / "record"), f"each={each}", f"first={once}", "--solved_once"]
+    monkeypatch.setattr(curves, "SIZE", 16)
+    curves.main([*words, "first"])
     entries = json.loads((tmp_path / "record" / "summary.json").read_text())["headline"]
     values = {name: entry["value"] for name, entry in entries.items()}
     assert values == pytest.approx(
@@ -456,11 +457,15 @@ def test_solving_once_is_compared(tmp_path, capsys):
     )
     assert "NOT shown non-inferior" in capsys.readouterr().out
     with pytest.raises(ValueError, match="no judgement was asked"):
-        solve_once.main([str(tmp_path / "record"), each, f"first={once}", "--size", "1"])
+        monkeypatch.setattr(curves, "SIZE", 1)
+        curves.main([*words, "first"])
+    with pytest.raises(SystemExit):
+        curves.main([*words, "each"])
+    assert "--solved_once must be one of ['first']" in capsys.readouterr().err
 
 
 def test_ratio_is_of_sums_not_of_ratios():
     each = {q: {"cluster": q, "completion_tokens": spent} for q, spent in enumerate([100, 300, 0])}
     once = {q: {"cluster": q, "completion_tokens": spent} for q, spent in enumerate([100, 100, 0])}
-    found = solve_once.ratio(once, each, solve_once.GENERATED)
+    found = curves.ratio(once, each, curves.GENERATED)
     assert found["value"] == 0.5 and found["n"] == 2 and found["low"] <= 0.5 <= found["high"]

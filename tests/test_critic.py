@@ -16,7 +16,7 @@ from PIL import Image
 import ppt
 import prompts
 import rewards
-from analysis.verifier_common import served
+from analysis.small_server import served
 from critic import Critic, CriticConfig, in_critics_form, judge_and_show, majority, own_part
 from judging import models, tasks
 from judging.calls import Call, Missing, Reply, Tokens

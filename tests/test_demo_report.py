@@ -1,11 +1,13 @@
 """analysis/demo_report.py on a demo's folder that is written here: no model, no training."""
 
+import gzip
 import json
 
 import pytest
 from PIL import Image
 
 import evaluate
+import stats as coupling
 from analysis import demo_report
 from evaluate import EvaluateConfig
 from judging import judges
@@ -99,3 +101,23 @@ def test_a_log_of_another_script_is_an_error(demo):
         state.write_text(json.dumps({"log_history": [{"step": 1, "loss": 0.5}]}))
     with pytest.raises(ValueError, match="logged no rewards/accuracy_reward/mean"):
         demo_report.report(demo)
+
+
+def test_a_record_holds_its_demos_and_what_it_claims(demo, tmp_path, monkeypatch):
+    monkeypatch.setattr(coupling, "RESAMPLES", 50)
+    demo_report.main([str(demo)])
+    for stage in demo_report.CURVES:
+        (demo / stage / "config.yaml").write_text("seed: 0\n")
+    out = tmp_path / "record"
+    demo_report.main(["--record", str(out), str(demo)])
+    summary = json.loads((out / "summary.json").read_text())
+    claims = summary["headline"]
+    assert claims["demo_minutes"]["value"] == 2.5 and claims["stage2_judge_accuracy_base"]["value"] == 50
+    assert claims["stage2_judge_accuracy"]["value"] == 90 and claims["stage2_judge_accuracy"]["n"] == 20
+    assert f"--record {out} {demo}" in claims["stage2_judge_accuracy"]["command"]
+    assert summary["seeds"][demo.name]["stage2_judge_ood"]["accuracy"]["value"] == 0.9
+    page = (out / "README.md").read_text()
+    assert "| stage2_judge_accuracy | 90.00 [" in page and "| taught, not spoiled | - | - | - | - | - | 0 |" in page
+    rows = gzip.decompress((out / demo.name / "stage2_judge_test.jsonl.gz").read_bytes())
+    assert rows == (demo / "eval" / "stage2_judge_test.jsonl").read_bytes()
+    assert len((out / demo.name / "stage1_log.jsonl").read_text().splitlines()) == 40

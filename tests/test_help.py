@@ -65,7 +65,7 @@ SHOWN = [  # the command line, what its help must say
     ("build_pairs.py verify", ["--verifier", "--human"]),
     ("build_pairs.py pair", ["--apart_from", "--benchmark"]),
     ("critic.py", options(critic.CriticConfig)),
-    ("experiments/run.py", ["--dry_run", "--only", "matrix"]),
+    ("-m experiments.run", ["--dry_run", "--only", "matrix"]),
     ("experiments/train_supervised.py", [*options(train_supervised.SupervisedArguments), "(default: no_self_ref)"]),
     ("-m data.sources", ["--source", "--allow_rejected", "more than 1% of"]),
     ("-m judging.official_scores", ["ROWS.jsonl", "PREDICTIONS.csv"]),
@@ -107,7 +107,7 @@ MISTAKES = [
     ("build_pairs.py sample --questions q --out o --models m --n 0", "--n must be at least 1, got 0"),
     ("critic.py --xyz", "critic.py: error: unknown option --xyz\n"),
     ("train_dpo.py pair", "invalid choice: 'pair' (choose from 'pairs', 'train')"),
-    ("experiments/run.py experiments/tables.yaml --seed 1", "unknown option --seed; did you mean --seeds?"),
+    ("-m experiments.run experiments/tables.yaml --seed 1", "unknown option --seed; did you mean --seeds?"),
     ("-m data.sources --source cvbench --mode judge --dataset d --out o", "invalid choice: 'cvbench'"),
     ("-m judging.official_scores rows.jsonl", "the following arguments are required: PREDICTIONS.csv"),
 ]

@@ -187,7 +187,7 @@ def test_selective_accuracy_takes_the_surest_first(monkeypatch):
 def test_weighted_phi_agrees_with_the_tables(cases):
     rows = [judged(i, prediction_correct=a, verdict_correct=b) for i, (a, b) in enumerate(cases)]
     own, right = (np.array(values, float) for values in zip(*cases))
-    ours, table = mechanism.weighted_phi(own, right)(np.ones(len(cases))), stats.coupling(rows)["phi"]
+    ours, table = mechanism.weighted_phi(own, right, np.ones(len(cases))), stats.coupling(rows)["phi"]
     assert np.isnan(ours) if table is None else ours == pytest.approx(table)
 
 

@@ -1,4 +1,4 @@
-"""analysis/notebooks.py: the committed notebooks are what their sources make, and one is executed on a small result set."""
+"""analysis/notebooks.py: the committed notebooks are executed and show the records, and one is run on a small result set."""
 
 import base64
 import json
@@ -13,17 +13,15 @@ from PIL import Image
 
 import stats
 from analysis import ablation_page, ablation_tables, best_of_n, notebooks
-from analysis.ablation_page import markdown
+from analysis.pages import markdown
 from tests.test_ablation_tables import write_results
 
 ROOT = notebooks.ROOT
 
 
-def committed(source):
-    """The .ipynb beside a source."""
-    path = source.with_suffix(".ipynb")
-    assert path.exists(), f"{path.name} is not there: make notebooks"
-    return nbformat.read(path, 4)
+def committed(name):
+    """A notebook of analysis/, as it is committed."""
+    return nbformat.read(ROOT / "analysis" / f"{name}_notebook.ipynb", 4)
 
 
 def cells_of(notebook):
@@ -50,33 +48,32 @@ def code(source, outputs=()):
     return nbformat.v4.new_notebook(cells=[cell])
 
 
-@pytest.mark.parametrize("source", notebooks.SOURCES, ids=lambda path: path.stem)
-def test_the_committed_notebook_is_what_its_source_makes(source):
-    notebook = committed(source)
+@pytest.mark.parametrize("name", ["ablation", "best_of_n"])
+def test_the_committed_notebook_is_executed(name):
+    notebook = committed(name)
     nbformat.validate(notebook)
-    assert cells_of(notebook) == cells_of(notebooks.read_source(source)), "the source has changed: make notebooks"
     assert notebook.metadata == notebooks.METADATA
     counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
     assert counts == list(range(1, len(counts) + 1)), "executed once, from top to bottom"
-    notebooks.check(notebook, source.stem)
+    notebooks.check(notebook, name)
     images = [output for output in outputs_of(notebook) if "image/png" in output.get("data", {})]
     assert images and all(output.metadata["image/png"]["alt"] for output in images), "every figure says what it shows"
 
 
 def test_the_committed_notebooks_are_small():
-    assert sum(source.with_suffix(".ipynb").stat().st_size for source in notebooks.SOURCES) < 400_000
+    assert len(notebooks.NOTEBOOKS) == 2 and sum(path.stat().st_size for path in notebooks.NOTEBOOKS) < 400_000
 
 
 def test_the_committed_ablation_notebook_shows_the_committed_tables():
     made = json.loads((ROOT / "experiments" / "tables" / "tables.json").read_text(encoding="utf-8"))
-    text = shown(committed(ROOT / "analysis" / "ablation_notebook.py"))
+    text = shown(committed("ablation"))
     assert "\n".join(made["findings"]) in text
     assert all("\n".join(markdown(cells)) in text for cells in made["tables"].values()), "made from other results"
 
 
 def test_the_committed_best_of_n_notebook_shows_the_committed_record():
     results = json.loads((ROOT / "experiments" / "2026-11-30_best_of_n" / "results.json").read_text(encoding="utf-8"))
-    assert "\n".join(best_of_n.table(results)) in shown(committed(ROOT / "analysis" / "best_of_n_notebook.py"))
+    assert "\n".join(best_of_n.table(results)) in shown(committed("best_of_n"))
 
 
 def test_the_ablation_notebook_on_a_small_result_set(tmp_path, monkeypatch):
@@ -86,10 +83,9 @@ def test_the_ablation_notebook_on_a_small_result_set(tmp_path, monkeypatch):
     write_results(tmp_path, runs)
     names = [name for name in ablation_page.TABLES if name != "criteria"]
     ablation_tables.main([str(tmp_path), "--tables", *names, "--without", "scale_batch", "grpo_75"])
-    source = ROOT / "analysis" / "ablation_notebook.py"
-    path = notebooks.make(source, tmp_path / "out", {"ABLATION_TABLES": str(tmp_path)})
+    path = notebooks.make(ROOT / "analysis" / "ablation_notebook.ipynb", tmp_path / "out", {"ABLATION_TABLES": str(tmp_path)})
     notebook = nbformat.read(path, 4)
-    assert cells_of(notebook) == cells_of(notebooks.read_source(source))
+    assert cells_of(notebook) == cells_of(committed("ablation")), "only outputs change"
     made, text = json.loads((tmp_path / "tables.json").read_text()), shown(notebook)
     assert all("\n".join(markdown(cells)) in text for cells in made["tables"].values()) and len(made["tables"]) == 7
     assert "This table was left out: not run yet." in text and "| scale_rewards batch | - | not run |" in "".join(text)
@@ -101,8 +97,8 @@ def test_the_ablation_notebook_on_a_small_result_set(tmp_path, monkeypatch):
 
 def test_a_failing_cell_is_named_and_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.setenv("ABLATION_TABLES", str(tmp_path / "empty"))
-    with pytest.raises(SystemExit, match=r"(?s)ablation_notebook.py: .*has no tables.json: python -m analysis.ablation_tables"):
-        notebooks.main([str(ROOT / "analysis" / "ablation_notebook.py"), "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit, match=r"(?s)ablation_notebook.ipynb: .*has no tables.json: python -m analysis.ablation_tables"):
+        notebooks.main([str(ROOT / "analysis" / "ablation_notebook.ipynb"), "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
 
 

@@ -27,18 +27,29 @@ def text_of(messages):
 
 @pytest.mark.parametrize("variant", prompts.VARIANTS)
 def test_the_form_that_is_asked_for_is_the_form_that_scores(variant):
-    """Both verdicts; the form as printed in the prompt, and every tag that the instructions name stands in it."""
+    """Both verdicts; the form as printed in the prompt, filled in, and every tag that the instructions name stands in it."""
     *_, instructions, form = prompts.VARIANTS[variant]
     own = variant != "no_self_ref"
     for verdict in (1, 2):
-        completion = form.replace("Response 1", f"Response {verdict}")
-        assert completion.split("\\boxed")[0] == form.split("\\boxed")[0]
+        completion = form.replace("Response 1", f"Response {verdict}").replace("...", "it rolls")
         assert rewards.format_reward(None, [completion], preference=[1], self_reference=[own]) == [1.0]
         assert rewards.parse_critique(completion).verdict == verdict
         assert f"\\boxed{{Response {verdict}}}" in instructions
-    assert rewards.parse_critique(form).format_score == (1.0 if own else 0.5)
+    assert rewards.parse_critique(form.replace("...", "it rolls")).format_score == (1.0 if own else 0.5)
     for tag in ("pred_think", "pred", "think"):
         assert (f"<{tag}>" in instructions) == (f"<{tag}>" in form)
+
+
+@pytest.mark.parametrize("variant", prompts.VARIANTS)
+def test_a_copy_of_the_prompt_earns_nothing(variant):
+    """The form line, the instructions, and the whole prompt: no verdict, no format, in either reading of it."""
+    *_, instructions, form = prompts.VARIANTS[variant]
+    whole = text_of(prompts.critic_prompt("Where?", "left", "right", variant=variant))
+    for copied in (form, form.replace("Response 1", "Response 2"), instructions, f"{instructions}\n{form}", whole, form * 2):
+        assert rewards.parse_critique(copied).verdict is None, copied
+        assert rewards.format_reward(None, [copied] * 2, preference=[1] * 2, self_reference=[True, False]) == [0.0, 0.0]
+        assert rewards.judgement_reward(None, [copied] * 2, preference=[1, 2]) == [0.0, 0.0]
+        assert rewards.presence_format_reward(None, [copied], preference=[1]) == [0.0]
 
 
 def test_the_question_prompt_asks_for_the_box_that_is_read():

@@ -6,6 +6,7 @@ skipped without it; all others parse the page.
 
 import base64
 import hashlib
+import html
 import html.parser
 import json
 import re
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import evaluate
-from analysis import cases, headline, report, report_ablations, report_figures
+from analysis import cases, headline, pages, report, report_figures
 from analysis import report_sections as sections
 from analysis.ablation_page import EVALUATIONS
 from analysis.mechanism import FAILURES
@@ -33,6 +34,26 @@ needs_browser = pytest.mark.skipif(not CHROMIUM, reason="no Chromium on this mac
 EXPERIMENTS = headline.ROOT / "experiments"
 HOSTILE = "<script>window.hacked = 'a'</script><img src=x onerror=\"window.hacked = 'b'\"> & \"quoted\" {{ 7 * 7 }} </article>"
 VOID = {"meta", "link", "img", "br", "input", "hr"}
+GROUPS = [  # what analysis/headline.py gathers, 12 groups of one to four results
+    {
+        "title": f"Group {i}",
+        "rows": [{"label": f"label {i}.{k}", "text": f"{i}{k}.4 [1{i}.3, 92.{k}] %", "n": 1000 * i + k} for k in range(1 + i % 4)],
+        "command": f"python -m analysis.command_{i}",
+        "record": f"experiments/record_{i}",
+    }
+    for i in range(12)
+]
+RECORDED = getattr(headline, "groups", None)
+needs_groups = pytest.mark.skipif(RECORDED is None, reason="analysis/headline.py gathers no groups yet")
+RECORDED_PAGE = pytest.param("recorded_page", marks=needs_groups)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def groups():
+    """The page's results, whatever is recorded."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(headline, "groups", lambda: GROUPS, raising=False)
+        yield
 
 # ----------------------------------------------------------------------------------------------------- which cases it shows
 
@@ -203,7 +224,7 @@ class Parsed(html.parser.HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
+def page(tmp_path_factory, groups):
     """The page that `make report` makes."""
     out = tmp_path_factory.mktemp("page") / "runs" / "report.html"
     report.main(["--out", str(out)])
@@ -212,15 +233,23 @@ def page(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def recorded_page(record):
+    """A page with the results that are recorded."""
+    return report.render(RECORDED(), [], report.browser(record))
+
+
+@pytest.fixture(scope="module")
 def hostile_page(record):
-    """A page whose cases, and a section of which, hold hostile text."""
+    """A page whose cases and results, and a section of which, hold hostile text."""
     figure = report_figures.dots({HOSTILE[:25]: [("a", 1, 0, 2)]}, HOSTILE, HOSTILE, HOSTILE)
     section = {"id": "one", "title": HOSTILE, "source": "x", "text": [HOSTILE], "figures": [figure]}
     section["tables"] = [{"title": HOSTILE, "cells": [["", HOSTILE], [HOSTILE, HOSTILE]]}]
-    return report.render(report.summary(EXPERIMENTS / "headline.json"), [section], report.browser(record))
+    result = {"label": HOSTILE, "text": HOSTILE, "n": 1}
+    group = {"title": HOSTILE, "rows": [result] * 3, "command": HOSTILE, "record": HOSTILE}
+    return report.render([group], [section], report.browser(record))
 
 
-@pytest.mark.parametrize("which", ["page", "hostile_page"])
+@pytest.mark.parametrize("which", ["page", "hostile_page", RECORDED_PAGE])
 def test_the_page_is_sound_and_asks_for_nothing(which, request):
     text = request.getfixturevalue(which)
     parsed = Parsed(text)
@@ -256,19 +285,30 @@ def test_hostile_text_is_text_wherever_it_stands(hostile_page):
     [(_, case)] = [found for found in parsed.having("article") if found[0]["data-kind"] == "unreadable"]
     assert case.count(HOSTILE) >= 4, "question, response, source, and what the critic wrote"
     assert "49" not in case and "(not readable)" in case
-    for tag in ("h2", "p", "caption", "figcaption"):
+    for tag in ("h2", "p", "caption", "figcaption", "summary", "td", "code"):
         assert any(HOSTILE in text for _, text in parsed.having(tag)), tag
-    assert any(found.get("aria-label") == HOSTILE for found, _ in parsed.having("svg"))
+    assert any(found.get("aria-label", "").startswith(HOSTILE) for found, _ in parsed.having("svg"))
 
 
-def test_the_results_are_those_of_the_readme(page):
-    readme, made = (headline.ROOT / "README.md").read_text(encoding="utf-8"), report.summary(EXPERIMENTS / "headline.json")
+def test_every_group_of_results_is_a_line_that_opens(page):
     parsed = Parsed(page)
-    for row in made["rows"]:
-        assert f"| {row['value']} | {row['n']} |" in readme
-        assert any(row["value"] == text for _, text in parsed.having("td")) and row["command"] in readme
-    assert len(made["rows"]) + len(made["missing"]) == len(headline.LABELS)
-    assert all(any(label in text for _, text in parsed.having("p")) for label in made["missing"])
+    found = parsed.having("details", **{"class": "group"})
+    assert len(found) == 12 and all("open" not in attributes for attributes, _ in parsed.having("details"))
+    lines = [text for _, text in parsed.having("summary")]
+    for group, (_, text), line in zip(GROUPS, found, lines):
+        assert group["title"] in line and all(row["label"] in line and row["text"] in line for row in group["rows"][:2])
+        assert (f"{len(group['rows']) - 2} more" in line) == (len(group["rows"]) > 2) and group["command"] not in line
+        for row in group["rows"]:
+            assert row["label"] in text and row["text"] in text and str(row["n"]) in text
+        assert group["command"] in text and group["record"] in text
+
+
+@needs_groups
+def test_the_recorded_results_are_those_of_the_readme(recorded_page):
+    readme, text = (headline.ROOT / "README.md").read_text(encoding="utf-8"), html.unescape(recorded_page)
+    for group in RECORDED():
+        assert group["title"] in text and group["command"] in text and all(row["text"] in text for row in group["rows"])
+        assert group["title"] in readme and all(row["text"] in readme for row in group["rows"])
 
 
 def test_the_committed_cases_are_many_of_every_suite_and_small():
@@ -302,13 +342,13 @@ def write_rows(matrix, *rows):
 
 
 def test_a_matrix_that_has_not_run_says_what_is_missing(matrix):
-    made = report_ablations.ablations(matrix)
+    made = sections.ablations(matrix)
     assert made["figures"] == made["tables"] == [] and "0 runs are there" in made["text"][0] and "no_r_sp" in made["text"][0]
 
 
 def test_a_matrix_in_progress_shows_what_is_there(matrix):
     write_rows(matrix, run_row("base", 0, 0.5), run_row("two_stages", 0, 0.9), run_row("two_stages", 1, 0.875))
-    made = report_ablations.ablations(matrix)
+    made = sections.ablations(matrix)
     assert "3 runs are there" in made["text"][0] and "two_stages (seed 2)" in made["text"][0] and "base" not in made["text"][0]
     [strategy] = made["figures"]  # no other table has two rows
     assert "two stages: questions 90.0, questions 87.5" in strategy["alt"] and "reverse" not in strategy["alt"]
@@ -324,7 +364,7 @@ def test_a_whole_matrix_shows_its_tables_findings_and_scaling(matrix):
     write_rows(matrix, *(run_row(run, seed, 0.7) for run in plan["runs"] for seed in plan["seeds"]))
     made = {"tables": {"T": [["", "Paper"], ["base", "51.6"]]}, "findings": ["Hold: 1 of 2.", "", "- mixed"], "left_out": ""}
     (matrix / "tables" / "tables.json").write_text(json.dumps(made))
-    shown = report_ablations.ablations(matrix)
+    shown = sections.ablations(matrix)
     assert len(shown["text"]) == 1 and "missing" not in shown["text"][0] and shown["findings"] == ["Hold: 1 of 2.", "- mixed"]
     assert shown["tables"] == [{"title": "T", "cells": [["", "Paper"], ["base", "51.6"]]}]
     assert "GRPO 70 at 10, 70 at 100; supervised judge 70 at 10, 70 at 100" in shown["figures"][-1]["alt"]
@@ -349,7 +389,7 @@ def test_the_newest_record_counts_and_a_longer_name_is_another_record(tmp_path):
 def test_tables_are_read_from_a_records_page(tmp_path):
     text = "# T\n\n| | b |\n|---|---|\n| 1 | |\n\n## Two\n\nwords\n\n| c |\n|:-:|\n| 2 |\n\n| a second table |\n|---|\n"
     (tmp_path / "README.md").write_text(text)
-    assert sections.markdown_tables(tmp_path / "README.md") == {"": [["", "b"], ["1", ""]], "Two": [["c"], ["2"]]}
+    assert pages.markdown_tables(tmp_path / "README.md") == {"": [["", "b"], ["1", ""]], "Two": [["c"], ["2"]]}
 
 
 def test_a_figure_comes_out_the_same_twice_and_takes_the_pages_colour():
@@ -407,7 +447,7 @@ def now(tab):
 
 @needs_browser
 def test_filter_step_and_return_by_the_address(page, visit):
-    tab = visit(page)
+    tab = visit(page, "#cases")
     total = len(report.browser(sections.record(EXPERIMENTS, "cases"))["cases"])
     first = now(tab)
     assert first.counter.startswith(f"Case 1 of {total}: ")
@@ -440,6 +480,7 @@ def test_arrows_within_a_list_a_bad_address_and_an_empty_choice(page, visit):
     tab = visit(page, "#case=no-such-case&suite=none")
     assert now(tab).counter.startswith("Case 1 of ") and tab.input_value("#suite") == ""
     before = now(tab)
+    tab.click("nav a[href='#mechanism']")  # unfolds it
     tab.focus("#mechanism .scroll >> nth=0")
     tab.keyboard.press("ArrowRight")
     assert now(tab) == before, "there it scrolls the wide table"
@@ -452,8 +493,30 @@ def test_arrows_within_a_list_a_bad_address_and_an_empty_choice(page, visit):
     tab.keyboard.press("ArrowRight")
     tab.select_option("#kind", "")
     assert now(tab).counter.startswith("Case ")
-    tab.click("nav a[href='#mechanism']")
-    assert now(tab), "a section's anchor is no case"
+    tab.click("nav a[href='#ablations']")
+    assert now(tab) and tab.is_visible("#ablations .figures"), "a section's anchor is no case, and unfolds it"
+
+
+@needs_browser
+@pytest.mark.parametrize("which", ["page", RECORDED_PAGE])
+def test_the_first_screen_holds_all_groups_of_results(which, request, visit):
+    lines = visit(request.getfixturevalue(which)).locator(".group > summary")
+    assert lines.count() == 12 and lines.last.bounding_box()["y"] + lines.last.bounding_box()["height"] < 844
+
+
+@needs_browser
+def test_the_rest_unfolds(page, visit):
+    tab = visit(page)
+    lines = tab.locator(".group > summary")
+    assert not tab.is_visible("#cases") and not tab.is_visible("#training") and not tab.is_visible(".group table")
+    tab.keyboard.press("ArrowRight")
+    assert tab.evaluate("location.hash") == "", "no case moves while they are folded"
+    lines.nth(3).click()
+    assert tab.is_visible(f"text={GROUPS[3]['command']}") and not tab.is_visible(f"text={GROUPS[2]['command']}")
+    tab.click("summary:has(#cases-title)")
+    assert now(tab).counter.startswith("Case 1 of ")
+    tab.emulate_media(media="print")
+    assert tab.is_visible("#mechanism") and tab.is_visible(f"text={GROUPS[2]['command']}"), "paper cannot be unfolded"
 
 
 @needs_browser
@@ -467,7 +530,7 @@ def test_hostile_text_is_shown_and_does_nothing(hostile_page, visit):
 
 
 @needs_browser
-@pytest.mark.parametrize("which", ["page", "hostile_page"])
+@pytest.mark.parametrize("which", ["page", "hostile_page", RECORDED_PAGE])
 def test_a_phone_shows_it_without_sideways_scrolling(which, request, visit):
     tab = visit(request.getfixturevalue(which), width=390)
     assert tab.evaluate("document.documentElement.scrollWidth") == 390
@@ -503,7 +566,7 @@ def contrast(*colours):
 
 @needs_browser
 def test_keyboard_focus_is_seen_print_shows_the_case_and_no_script_shows_all(page, visit):
-    tab = visit(page)
+    tab = visit(page, "#cases")
     tab.focus("#kind")
     tab.keyboard.press("Tab")
     assert tab.evaluate("document.activeElement.id") == "previous"

@@ -1,7 +1,9 @@
 r"""rewards.py: every recorded case, further cases of the same kinds with the reason beside each, hostile text, TRL's contract."""
 import doctest
 import json
+import math
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rewards
+from answers import exact, formulas, polarity, reading, values
 from rewards import (
     accuracy_reward,
     answers_match,
@@ -51,6 +54,14 @@ def test_recorded_verdicts(case):
     assert (critique.verdict, critique.format_score) == (case["expect"], case["format"]), case["why"]
     if "expect_prediction" in case:
         assert critique.prediction == case["expect_prediction"], case["why"]
+
+
+@pytest.mark.parametrize("case", read("formulas.jsonl"), ids=lambda case: f"{case['a']} | {case['b']}")
+def test_recorded_formulas(case):
+    """Both ways, boxed and bare."""
+    for said, truth in ((case["a"], case["b"]), (case["b"], case["a"])):
+        assert answers_match(said, truth) is case["same"], case["why"]
+        assert right(rf"\boxed{{{said}}}", truth) is case["same"], case["why"]
 
 
 # reason, answer, options, texts that match, texts that do not ("|" parts texts; what stands in [[ ]] is boxed)
@@ -142,6 +153,11 @@ VERDICTS = [
         "Response 1 is as good as Response 2|Neither Response 1 nor Response 2|Response|Either|"),
     (None, "a refusal prefers nothing by itself", "not Response 1|Response 1 is wrong|Response 1 is not better than Response 2|Response 1 is no better than Response 2|"
         "Response 1 is not worse than Response 2"),
+    (1, "the former", "the former|Former|former.|The former is better|the former response|the former, not the latter|the latter is worse than the former"),
+    (2, "the latter", "the latter|latter.|the latter response|The latter is better than the former|the former is worse than the latter|I prefer the latter to the former"),
+    (None, "neither of the two by name", "the former or the latter|both the former and the latter|the former and the latter are equal|not the latter|formerly|later|the first or the second"),
+    (1, "other characters", "Response １|①|Ⅰ is a number, Response Ⅰ|１ is better|Response 1\u200b|Ｒｅｓｐｏｎｓｅ　１"),
+    (None, "a power is no candidate", "Response ²|²|1²"),
     (None, "an answer to the question is no verdict", "A|B|I|Answer A|Option A|12|3|1.5|2 m|x = 2|1/3|2%|-1|1:2|yes|Response 12|Response 3"),
 ]
 
@@ -232,11 +248,28 @@ def test_presence_is_laxer_than_strict():
     assert presence_format_reward.__name__ == "presence_format_reward"
 
 
+def test_no_reward_is_nan():
+    """A table's empty cell comes as NaN: the part does not apply, as with None; a missing truth is never right."""
+    nan, said = math.nan, [CRITIQUE] * 3
+    rows = dict(answer=["B", nan, "B"], options=[OPTIONS, nan, nan], preference=[1.0, 1.0, nan], self_reference=[nan, True, nan])
+    assert self_prediction_reward(None, said, **rows) == [1.0, 0.0, None]
+    assert judgement_reward(None, said, **rows) == format_reward(None, said, **rows) == [1.0, 1.0, None]
+    assert accuracy_reward(None, [r"\boxed{B}"] * 3, **rows) == [None, None, 1.0]
+    assert accuracy_reward(None, [r"\boxed{B}"] * 2, ["B", nan]) == [1.0, 0.0]
+    assert presence_format_reward(None, said, **rows) == [1.0, 1.0, None]
+
+
+def test_missing_evidence_is_neither_none_nor_nan():
+    """TRL turns None into NaN and leaves it out of a row's sum: what masks the whole row must be told apart."""
+    assert rewards.NOT_ADMITTED == -math.inf
+
+
 # --- Properties ---
 
 FRAGMENTS = ["<think>", "</think>", r"\boxed{", r"\fbox{", "{", "}", "<pred>", "</pred>", "<pred_think>", "</pred_think>", "<answer>", "answer is ", "Answer: ",
              "not ", "Response 1 ", "Response 2", "(", ")", "7", "1,", "3.5 ", "m", " cm", "%", r"\text{", r"\frac", "\\", " ", "\n", "é中", "\0", "\ud800", "A", "B, ",
-             "I ", "because ", ". ", "!", "^", "x^", "9^{", r"\sqrt{", "*", '"', "wait ", "either ", "$", "<|im_end|>", "rather than ", "the ramp ", "yes", " no ", "or "]
+             "I ", "because ", ". ", "!", "^", "x^", "9^{", r"\sqrt{", "*", '"', "wait ", "either ", "$", "<|im_end|>", "rather than ", "the ramp ", "yes", " no ", "or ",
+             "=", r"\{", r"\pm ", r"\sin ", "|", "dx", "²", "½", "Ｂ", "\u200b", "actually ", "if ", "the latter ", "\n\nB", "A: ", "B (", "_{"]
 
 
 def read_everything(text):
@@ -293,6 +326,15 @@ def test_the_order_of_options_changes_nothing(order, said, truth):
         assert right(rf"\boxed{{{text}}}", truth, shuffled) is (said == truth)
 
 
-def test_doctests():
-    failed, tried = doctest.testmod(rewards)
-    assert tried >= 12 and not failed
+def test_threads_agree():
+    """Rewards may be computed off the main thread, where no alarm can stop a library."""
+    cases = read("formulas.jsonl")[::3]
+    with ThreadPoolExecutor(4) as pool:
+        said = list(pool.map(lambda case: values.same_value.__wrapped__(values.plain(case["a"]), values.plain(case["b"])), cases * 2))
+    assert said == [case["same"] for case in cases] * 2
+
+
+@pytest.mark.parametrize("module", [rewards, reading, polarity, values, formulas, exact], ids=lambda module: module.__name__)
+def test_doctests(module):
+    failed, tried = doctest.testmod(module)
+    assert tried >= 1 and not failed

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -233,10 +234,10 @@ def test_the_committed_matrix_is_whole_and_shows_its_tables_without_running_anyt
     weights = {row["start"]: row["weights"] for row in rows}  # those of the taught base are not committed
     assert weights["base"] == content_sha(ROOT / "physworld/tiny_vlm")
     monkeypatch.setattr(run, "start_weights", lambda scale: weights)
-    monkeypatch.setattr(ablation_tables, "main", shown.append)
+    monkeypatch.setattr(subprocess, "run", lambda command, cwd: shown.append(command[1:]) or SimpleNamespace(returncode=0))
     monkeypatch.setattr(run, "execute", lambda command, *rest: pytest.fail(f"it would run {shlex.join(command)}"))
-    assert run.main([MATRIX, "--out", str(tmp_path / "tables"), "--work", str(tmp_path / "work")]) is None
-    assert shown == [[str(tmp_path / "tables")]]
+    assert run.main([MATRIX, "--out", str(tmp_path / "tables"), "--work", str(tmp_path / "work")]) == 0
+    assert shown == [["-m", "analysis.ablation_tables", str(tmp_path / "tables")]]
     assert {path.name: path.read_bytes() for path in (tmp_path / "tables").iterdir()} == before
 
 

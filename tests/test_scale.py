@@ -1,5 +1,5 @@
 """More than one process or GPU, as far as a CPU can show it: launch configurations, the SLURM script, LoRA and QLoRA recipes,
-attention and vLLM options, the memory budget against tiny models, and the GPU benchmark's small cut."""
+attention and vLLM options."""
 
 import json
 import os
@@ -17,17 +17,12 @@ from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils import FullyShardedDataParallelPlugin, patch_environment
 from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from peft import LoraConfig, get_peft_model
-from PIL import Image
-from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
+from transformers import AutoProcessor
 from trl import ModelConfig
 
 import train_stage1
 import train_stage2
 import trainer
-from analysis import bench_gpu, scaling_budget, scaling_checks
 from tests import tiny_critic
 from training import checkpoints, launch
 
@@ -349,106 +344,3 @@ def test_the_supported_vllm_is_the_one_in_its_requirements():
     here = [line.split()[0] for line in (ROOT / "requirements-vllm.txt").read_text().splitlines() if line and line[0].isalpha()]
     own = {"vllm", "torch", "torchvision", "transformers", "requests"}
     assert {pin for pin in here if pin.split("=")[0] not in own} <= set(pins), "the same pins, but for what vllm decides"
-
-
-# --------------------------------------------------------------------------------------------------------------- budget
-
-
-@pytest.fixture(scope="module")
-def tables():
-    return scaling_budget.tables()
-
-
-def test_docs_scaling_holds_the_tables_that_the_script_makes(tables):
-    text = scaling_budget.DOC.read_text(encoding="utf-8")
-    assert scaling_budget.rewritten(text, tables) == text, "run `python -m analysis.scaling_budget`"
-    with pytest.raises(ValueError, match="must hold the line"):
-        scaling_budget.rewritten("no marks", tables)
-
-
-def test_bytes_are_exact_and_activations_within_three_percent():
-    found = scaling_checks.checks()
-    assert len(found) == 20
-    for model, quantity, predicted, measured in found:
-        if quantity.startswith("activations"):
-            assert predicted / measured == pytest.approx(1, abs=0.03), (model, quantity)
-        else:
-            assert predicted == measured, (model, quantity)
-
-
-@pytest.mark.parametrize("name, published", [("7B", 8_292_166_656), ("72B", None)])
-def test_parameters_of_the_real_architectures_equal_the_model_classes(name, published):
-    config = scaling_budget.architecture(name)
-    with torch.device("meta"):
-        model = Qwen2_5_VLForConditionalGeneration(config)
-    counts = scaling_budget.parameters(config)
-    assert sum(counts.values()) == sum(p.numel() for p in model.parameters())
-    assert counts["vision"] == sum(p.numel() for p in model.model.visual.parameters())
-    assert published in (None, sum(counts.values()))
-
-
-@pytest.mark.parametrize("name", scaling_checks.tiny_configs())
-def test_parameters_of_a_lora_equal_pefts(name):
-    config = scaling_checks.tiny_configs()[name]
-    model = get_peft_model(Qwen2_5_VLForConditionalGeneration(config), LoraConfig(r=8, target_modules="all-linear"))
-    assert scaling_budget.lora_parameters(config, 8) == sum(p.numel() for p in model.parameters() if p.requires_grad)
-
-
-@settings(max_examples=25, deadline=None)
-@given(height=st.integers(28, 700), width=st.integers(28, 700))
-def test_visual_tokens_of_a_frame_equal_the_processors(height, width):
-    processor = AutoProcessor.from_pretrained(ROOT / "physworld" / "tiny_vlm").image_processor
-    most, image = 28 * 28 * 100, Image.new("RGB", (width, height))
-    fields = processor(image, size={"shortest_edge": 56 * 56, "longest_edge": most}, return_tensors="pt")
-    assert scaling_budget.visual_tokens(height, width, most) == fields["image_grid_thw"].prod().item() // 4
-
-
-def test_more_frames_and_longer_completions_never_take_less():
-    config = scaling_budget.architecture("7B")
-    for way, gpus in (("ZeRO-2", 8), ("ZeRO-3", 8), ("FSDP2", 8), ("LoRA", 1), ("QLoRA", 1), ("one GPU", 1)):
-        for more in ({"shared": True}, {"checkpointing": True}, {}):
-            points = ((4, 512), (8, 512), (8, 2048), (16, 2048))
-            batches = [scaling_budget.a_batch(frames, completion, 4, **more) for frames, completion in points]
-            sizes = [scaling_budget.step_bytes(config, way, gpus, batch, 16)["peak, training"] for batch in batches]
-            assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
-
-
-# ------------------------------------------------------------------------------------------------------- bench on a GPU
-
-
-def test_the_gpu_benchmark_runs_small_on_a_cpu(tmp_path, capsys):
-    bench_gpu.main(["--tiny", "--repeats", "1", "--out", str(tmp_path)])
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert results["difference"]["gradient"] < 1e-4 and results["difference"]["loss"] < 1e-5 and results["tiny"]
-    assert set(results["contenders"]) == set(bench_gpu.CONTENDERS)
-    for row in results["contenders"].values():
-        assert len(row["seconds"]) == 1 and set(row["seconds"][0]) == {"generation", "reference", "forward", "backward", "step"}
-    assert set(results["ratios"]) == {"stock", "stock, checkpoints"} and results["ratios"]["stock"]["step_speedup"]["n"] == 1
-    assert capsys.readouterr().out.count("shared_prefix on") == 2
-
-
-def test_no_step_of_the_gpu_benchmark_begins_after_its_time(tmp_path):
-    bench_gpu.main(["--tiny", "--minutes", "0", "--out", str(tmp_path)])
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert all(row == {"seconds": []} for row in results["contenders"].values()) and results["ratios"] == {}
-
-
-def test_the_gpu_benchmark_without_a_gpu_says_so(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit):
-        bench_gpu.main(["--out", str(tmp_path)])
-    assert "no GPU is at hand" in capsys.readouterr().err and not list(tmp_path.iterdir())
-
-
-def test_what_does_not_fit_is_recorded(monkeypatch, tmp_path):
-    def full(*args):
-        raise torch.OutOfMemoryError
-
-    monkeypatch.setattr(bench_gpu, "build_model", full)
-    found = bench_gpu.measure("stock", None, None, bench_gpu.SMALL, tmp_path, "cpu", True, 1, float("inf"))
-    assert found == {"seconds": [], "failed": "out of memory"}
-    ours = {"seconds": [{"step": 1.0, "forward": 1.0, "backward": 1.0}], "peak_gib": 20.0}
-    stock = {"seconds": [{"step": 3.0, "forward": 2.0, "backward": 4.0}], "peak_gib": 60.0}
-    summary = bench_gpu.summarise({"ours": ours, "stock, checkpoints": stock, "stock": found})
-    assert summary["stock, checkpoints"]["memory_ratio"] == pytest.approx(1 / 3) and "stock" not in summary
-    assert summary["stock, checkpoints"]["fwd_bwd_speedup"]["value"] == pytest.approx(3)

@@ -1,6 +1,6 @@
 """40 recorded replies of a real server, read by llm-verifier 0.3.0 and by us: where the scores differ, and why.
 
-Both clients are run whole against a server that replays the replies; made by analysis/verifier_replies.py.
+Both clients are run whole against a server that replays the replies; made by tests/make_replies.py.
 """
 
 import json

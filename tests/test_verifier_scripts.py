@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis import headline, verifier_checks, verifier_cost, verifier_replies, verifier_scaling
-from data import files
+from analysis import headline, verifier_cost, verifier_scaling
+from tests import make_replies
 from tests.fault_proxy import FaultProxy, reply
 from tests.stub_judge import LOG, open_server, sampled_reply
 
@@ -140,7 +140,7 @@ def stub():
 def test_cost_end_to_end_and_again(tmp_path, monkeypatch):
     """Both sides on the stub: we ask each prompt once; a run that was cut off carries on and says the same."""
     monkeypatch.setattr(verifier_cost, "served", stub)
-    monkeypatch.setattr(files, "commit", lambda: "abc")
+    monkeypatch.setattr(headline, "commit", lambda: "abc")
     words = ["--tasks", "2", "--analysis_tokens", "9", "--out", str(tmp_path)]
     verifier_cost.main(words)
     rows = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
@@ -177,24 +177,6 @@ def test_the_meter_caps_strips_and_counts():
     assert seen == [1, 16] and meter.totals == {"requests": 2, "prompt": 100, "computed": 60, "generated": 6}
 
 
-def test_checks_end_to_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "commit", lambda: "abc")
-    verifier_checks.main(["--tables", "30", "--replies", "136", "--out", str(tmp_path)])
-    entries = json.loads((tmp_path / "summary.json").read_text())["headline"]
-    assert (entries["peer_tables_identical"]["value"], entries["peer_tables_identical"]["n"]) == (100.0, 30)
-    assert (entries["faulty_replies_scored"]["value"], entries["faulty_replies_scored"]["n"]) == (0, 68)
-    counts = json.loads((tmp_path / "counts.json").read_text())
-    assert (counts["tables_different"], counts["good_lost"], counts["requests"]) == ([], [], 136)
-    assert min(counts["faults"].values()) > 0
-
-
-def test_checks_fail_loudly(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "commit", lambda: "abc")
-    monkeypatch.setattr(verifier_checks, "different_tables", lambda count, progress: [3])
-    with pytest.raises(SystemExit, match="a check failed"):
-        verifier_checks.main(["--tables", "10", "--replies", "2", "--out", str(tmp_path)])
-
-
 def test_replies_are_recorded_in_the_form_that_is_committed(tmp_path, monkeypatch):
     def either(request):
         last = request["messages"][-1]
@@ -205,8 +187,8 @@ def test_replies_are_recorded_in_the_form_that_is_committed(tmp_path, monkeypatc
         with FaultProxy(either) as proxy:
             yield proxy.url
 
-    monkeypatch.setattr(verifier_replies, "served", either_server)
-    verifier_replies.main(["--out", str(tmp_path / "replies.jsonl")])
+    monkeypatch.setattr(make_replies, "served", either_server)
+    make_replies.main(["--out", str(tmp_path / "replies.jsonl")])
     made, kept = (
         [json.loads(line) for line in path.read_text().splitlines()]
         for path in (tmp_path / "replies.jsonl", ROOT / "tests" / "data" / "replies.jsonl")

@@ -1,4 +1,4 @@
-"""analysis/dpo_table.py on runs written here: no model, no training."""
+"""analysis/paper_tables.py dpo on runs written here: no model, no training."""
 
 import itertools
 import json
@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from analysis import dpo_table
+from analysis import paper_tables
 
 
 @pytest.fixture
@@ -19,9 +19,9 @@ def dpo_runs(tmp_path):
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         path.with_suffix(".json").write_text('{"finished": true}')
 
-    for split in dpo_table.SPLITS:
+    for split in paper_tables.SPLITS:
         rows(tmp_path / "runs" / f"base_{split}.jsonl", lambda i: i % 2 == 0)
-        for seed, kind in itertools.product("01", dpo_table.KINDS):
+        for seed, kind in itertools.product("01", paper_tables.KINDS):
             rows(tmp_path / "runs" / seed / kind / f"{split}.jsonl", lambda i: i < 9)
             counts = {"questions": 8, "pairs": 5, "kinds": {"right over wrong": 5}, "refused": {"one text": 2, "undecided": 1}}
             (tmp_path / "runs" / seed / kind / "pairs.json").write_text(json.dumps(counts))
@@ -29,7 +29,7 @@ def dpo_runs(tmp_path):
 
 
 def test_the_table_pairs_questions_leaves_out_the_looked_at_and_sums_the_pairs(dpo_runs):
-    dpo_table.main([str(dpo_runs / "out"), str(dpo_runs / "runs"), "--skip", "4"])
+    paper_tables.main(["dpo", str(dpo_runs / "out"), str(dpo_runs / "runs"), "--skip", "4"])
     found = json.loads((dpo_runs / "out" / "results.json").read_text())
     assert found["base"]["test"]["accuracy"]["n"] == 6 and found["base"]["ood"]["accuracy"]["n"] == 10
     gain = found["critic"]["test"]["gain"]
@@ -54,4 +54,4 @@ def test_the_table_pairs_questions_leaves_out_the_looked_at_and_sums_the_pairs(d
 def test_a_table_that_cannot_be_made_says_why(dpo_runs, spoil, skip, message):
     spoil(dpo_runs / "runs")
     with pytest.raises(SystemExit, match=message):
-        dpo_table.main([str(dpo_runs / "out"), str(dpo_runs / "runs"), "--skip", skip])
+        paper_tables.main(["dpo", str(dpo_runs / "out"), str(dpo_runs / "runs"), "--skip", skip])

@@ -1,12 +1,12 @@
 """Record 40 replies of a real server, which the tests read with llm-verifier's reader and with ours.
 
-    python -m analysis.verifier_replies --out tests/data/replies.jsonl            a minute, one core
+    python -m tests.make_replies            a minute, one core
 
 SmolLM2-135M-Instruct on llama.cpp. 20 replies are sampled whole, with two examples in front so that so small a model writes
 the tags at all; 10 are read by prefill after the same examples, 10 by prefill after the verifier's own prompt. All are kept as
 they come, those without a letter too. A row is {"kind": "sampled" | "prefill", "bodies": [..]}: the reply, or the analysis and
 the reply after each tag; a body holds what readers read, [token, log-probability, [[token, log-probability], ..]] a place.
-The proxy of verifier_cost.py removes the prefilled text that llama.cpp repeats in its reply.
+The proxy of analysis/verifier_cost.py removes the prefilled text that llama.cpp repeats in its reply.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 import prompts
-from analysis.verifier_common import served
+from analysis.small_server import served
 from analysis.verifier_cost import Meter
 from data import write_whole
 from judging.score_tokens import PAIRWISE, NoScoreToken, between, cut, opening
