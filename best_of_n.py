@@ -17,20 +17,16 @@ file (--calls, default beside --out) before it is used, so a killed run pays not
 tables are made from that file and written whole at the end.
 """
 
-import sys
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 
-from transformers import HfArgumentParser
-
 import data
 import rewards
-from critic import critic_judge
+from data import command
 from data.files import provenance, read_rows, write_result
 from judging.candidates import SampleConfig, baselines, jsonl, load_candidates, sample
 from judging.play import COSTS, TOURNAMENTS, JudgeConfig, played, table_row
 from stats import estimate, share
-from verifier import verifier_judge
 
 
 @dataclass
@@ -56,7 +52,13 @@ class TableConfig:
 
 def load_judge(config, known):
     """The judge that the command line names, as judging.play.played takes it."""
-    return verifier_judge(config) if config.verifier else critic_judge(config, known)
+    if config.verifier:
+        from verifier import verifier_judge  # torch: after --help
+
+        return verifier_judge(config)
+    from critic import critic_judge
+
+    return critic_judge(config, known)
 
 
 # --- Picks --------------------------------------------------------------------------------------------------------
@@ -173,16 +175,22 @@ def table(config, choice):
     )
 
 
-COMMANDS = {
-    "sample": (sample, [SampleConfig]), "pick": (pick, [JudgeConfig, PickConfig]), "table": (table, [JudgeConfig, TableConfig]),
-}  # fmt: skip
+STEPS = {
+    "sample": ("N candidate answers of a model to each question", [SampleConfig]),
+    "pick": ("the best of N by a judge, any tournament, and what it cost", [JudgeConfig, PickConfig]),
+    "table": ("every ordered pair judged, for replays of tournaments", [JudgeConfig, TableConfig]),
+}
+
+
+def main():
+    step, (config, *choice) = command.parse_step(__doc__, STEPS)
+    models = [config.model] if step == "sample" else [] if config.base_url else [config.critic, config.verifier]
+    for model in filter(None, models):
+        command.local_model(model)
+    result = {"sample": sample, "pick": pick, "table": table}[step](config, *choice)
+    if step == "pick":
+        print("\n".join(lines_of(result)))
 
 
 if __name__ == "__main__":
-    name, *arguments = sys.argv[1:] or ["--help"]
-    if name not in COMMANDS:
-        raise SystemExit(f"{__doc__}\npython best_of_n.py {' | '.join(COMMANDS)} --help lists the settings of each")
-    command, configs = COMMANDS[name]
-    result = command(*HfArgumentParser(configs).parse_args_into_dataclasses(arguments))
-    if command is pick:
-        print("\n".join(lines_of(result)))
+    command.run(main)

@@ -23,7 +23,6 @@ pair     one right and one wrong response of a question (--pairs_per_question: s
 a question (by text and options). A text that goes with several clips ("Did it succeed?") is a template: there clips decide.
 """
 
-import argparse
 import csv
 import functools
 import io
@@ -38,9 +37,8 @@ from tqdm import tqdm
 import data
 import prompts
 import rewards
-from data import pairing
+from data import command, pairing
 from data.files import append, content_sha, open_rows, provenance, read_rows, short_sha, write_result
-from judging import judges
 
 Source = namedtuple("Source", "name model base_url")
 
@@ -60,8 +58,17 @@ def read_source(spec):
     return Source(name or Path(model).name, model, url)
 
 
+def there(source):
+    """`source`; ValueError where it is a folder that is absent."""
+    if not source.base_url:
+        command.local_model(source.model)
+    return source
+
+
 def open_model(source, args, temperature):
     """answer(tasks, prompts, images, seed) of judging.judges: a Completion each, or a Missing with its reason."""
+    from judging import judges  # torch: after --help
+
     return judges.open_judge(source.model, source.base_url, args.max_new_tokens, temperature)
 
 
@@ -112,8 +119,8 @@ def fail_if(failed):
 
 def sample(args):
     """Step 1."""
+    sources = [there(read_source(spec)) for spec in args.models]
     records = data.load_records(args.questions)
-    sources = [read_source(spec) for spec in args.models]
     if len({source.name for source in sources}) < len(sources):
         raise SystemExit(f"two of {args.models} have one name; put name= before them")
 
@@ -186,7 +193,7 @@ def opinion_id(row):
 
 def model_opinions(args, records, rows):
     """opinion_id -> bool or None of the model verifier, on whole responses to questions without options."""
-    source = read_source(args.verifier)
+    source = there(read_source(args.verifier))
     tasks = [(opinion_id(row), records[row["question"]], row["text"]) for row in rows]
     tasks = [task for task, row in zip(tasks, rows) if not task[1].get("options") and not row["cut_off"]]
 
@@ -277,18 +284,18 @@ def verify(args):
 
 def read_arguments(words=None):
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    steps = parser.add_subparsers(dest="step", required=True)
-    asking, shared = argparse.ArgumentParser(add_help=False), argparse.ArgumentParser(add_help=False)
+    parser = command.Parser(description=__doc__)
+    steps = parser.add_subparsers(dest="step", metavar="STEP", required=True)
+    asking, shared = command.Parser(add_help=False), command.Parser(add_help=False)
     shared.add_argument("--questions", required=True, help="JSONL of question records (data/records.py)")
     shared.add_argument("--out", type=Path, required=True, help="folder of all three steps")
-    shared.add_argument("--seed", type=int, default=0)
+    shared.add_argument("--seed", type=int, default=0, help="of the sampling and of every draw")
     asking.add_argument("--max_new_tokens", type=int, default=1024, help="tokens a reply may have; longer ones are cut off")
     asking.add_argument("--batch_size", type=int, default=16, help="replies made at once")
     step = steps.add_parser("sample", parents=[shared, asking], help="responses of several models")
     step.add_argument("--models", nargs="+", required=True, help="[name=]folder, hub id, or URL#MODEL")
     step.add_argument("--n", type=int, default=8, help="responses a question and model")
-    step.add_argument("--temperature", type=float, default=0.6)
+    step.add_argument("--temperature", type=float, default=0.6, help="of the sampling")
     step.add_argument("--max_frames", type=int, default=8, help="frames taken of a video")
     step.add_argument("--one_model", action="store_true", help="ask one of the models each question, drawn by the question's id")
     step = steps.add_parser("verify", parents=[shared, asking], help="which responses are right")
@@ -309,6 +316,10 @@ def read_arguments(words=None):
     return args
 
 
+def main():
+    args = read_arguments()
+    {"sample": sample, "verify": verify, "pair": pairing.pair}[args.step](args)
+
+
 if __name__ == "__main__":
-    arguments = read_arguments()
-    {"sample": sample, "verify": verify, "pair": pairing.pair}[arguments.step](arguments)
+    command.run(main)

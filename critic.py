@@ -28,16 +28,15 @@ from pathlib import Path
 from typing import Literal
 
 from tqdm import tqdm
-from transformers import HfArgumentParser
 
 import data
 import prompts
 import rewards
+from data import command
 from data.files import json_sha
 from judging import judges
 from judging.calls import Call, Missing, Reply, Tokens, image_sha
 from judging.play import ALONE, COSTS, texts_of
-from judging.verdicts import verdict_place
 
 CLOSE = "</pred>"
 
@@ -287,11 +286,13 @@ class Critic:
 
     def _judgement(self, item, call, reply, repeated):
         """The record of a judgement; what the shown order said is turned back to the record's."""
+        from judging import writers
+
         missing = reply.reason if isinstance(reply, Missing) else None
         text = "" if missing else (call.analysis or "") + reply.text
         critique, options, order = rewards.parse_critique(text), item.get("options"), item.get("order", "12")
         verdict, p = (int(order[critique.verdict - 1]) if critique.verdict else None), None
-        place = verdict_place(text)
+        place = writers.verdict_place(text)
         if place and place[1] == critique.verdict and reply.readings[0] is not None:  # else the wording is not "Response 1"
             p = reply.readings[0] if order == "12" else 1 - reply.readings[0]
         right = None
@@ -339,18 +340,19 @@ def show(judgement):
     return "\n".join(lines + [f"  (unreadable: {judgement.text!r})"] * (judgement.verdict is None))
 
 
-def main(config):
+def judge_and_show(config):
+    """Judge the pair of the command line in both orders, and print what the critic says."""
     try:
         options = rewards.read_options(json.loads(config.options)) if config.options else None
-        if len(config.responses) != 2:  # HfArgumentParser takes any number
-            raise ValueError(f"--responses takes two files, got {len(config.responses)}")
-        texts = [path.read_text(encoding="utf-8").strip() for path in config.responses]
-        frames = data.open_frames({"frames": config.frames, "video": config.video}, config.max_frames)
-        where = {"base_url": config.base_url, "model": config.model} if config.base_url else {"path": config.model}
-        names = ("prompt", "solve", "votes", "max_new_tokens", "temperature", "seed")
-        critic = Critic(**where, **{name: getattr(config, name) for name in names})
-    except (ValueError, OSError) as error:  # a JSONDecodeError is a ValueError
-        raise SystemExit(f"critic.py: {error}") from error
+    except ValueError as error:  # a JSONDecodeError is one
+        raise ValueError(f"--options: {error}") from error
+    if len(config.responses) != 2:  # the parser takes any number
+        raise ValueError(f"--responses takes two files, got {len(config.responses)}")
+    texts = [path.read_text(encoding="utf-8").strip() for path in config.responses]
+    frames = data.open_frames({"frames": config.frames, "video": config.video}, config.max_frames)
+    where = {"base_url": config.base_url, "model": config.model} if config.base_url else {"path": config.model}
+    names = ("prompt", "solve", "votes", "max_new_tokens", "temperature", "seed")
+    critic = Critic(**where, **{name: getattr(config, name) for name in names})
     item = {"question": config.question, "response_1": texts[0], "response_2": texts[1], "frames": frames, "options": options}
     made = critic.judge_many([item | {"order": order} for order in ("12", "21")])
     print("\n".join(map(show, made)))
@@ -409,5 +411,9 @@ def solutions(critic, items):
     return rows
 
 
+def main():
+    judge_and_show(*command.parse(__doc__, CriticConfig))
+
+
 if __name__ == "__main__":
-    main(HfArgumentParser(CriticConfig).parse_args_into_dataclasses()[0])
+    command.run(main)

@@ -18,7 +18,6 @@ A call that a server failed gives no row: the result then is not finished, and t
 """
 
 import json
-import sys
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -26,11 +25,10 @@ from pathlib import Path
 from typing import Literal
 
 from tqdm import tqdm
-from transformers import HfArgumentParser
 
 import data
 import prompts as templates
-from data import sources
+from data import command, sources
 from data.files import content_sha, open_rows, provenance, read_result, short_sha, write_result
 from judging import judges, official_scores
 from judging.calls import Completion, Missing
@@ -181,6 +179,8 @@ def table(result):
 
 def open_answerer(config):
     """answer(tasks, asked, images, seed) of the model, the server or the verifier that the command line names."""
+    from judging import judges  # torch: after --help
+
     if config.verifier:
         return verified(config)
     variant = {"prompt": config.prompt} if config.mode == "judge" and not config.prompt_file else {}
@@ -210,7 +210,14 @@ def verified(config):
     return answer
 
 
-if __name__ == "__main__":
-    made = evaluate(HfArgumentParser(EvaluateConfig).parse_args_into_dataclasses()[0])
+def main():
+    [config] = command.parse(__doc__, EvaluateConfig)
+    if not config.base_url:
+        command.local_model(config.model)
+    made = evaluate(config)
     print("\n".join(table(made)))
-    sys.exit(not made["finished"])
+    return not made["finished"]
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -8,7 +8,7 @@ independent of each other: both orders of a pair, and several pairs of a questio
 import math
 
 import numpy as np
-from scipy import stats
+import scipy  # its stats load where they are used: a second
 
 RESAMPLES = 2000
 LEVEL = 0.95
@@ -31,8 +31,8 @@ def exact_interval(value, n):
     [0.832, 1.0]
     """
     hits, tail = value * n, (1 - LEVEL) / 2
-    low = stats.beta.ppf(tail, hits, n - hits + 1) if hits > 0 else 0.0
-    high = stats.beta.ppf(1 - tail, hits + 1, n - hits) if hits < n else 1.0
+    low = scipy.stats.beta.ppf(tail, hits, n - hits + 1) if hits > 0 else 0.0
+    high = scipy.stats.beta.ppf(1 - tail, hits + 1, n - hits) if hits < n else 1.0
     return float(low), float(high)
 
 
@@ -54,7 +54,7 @@ def clustered_interval(sums, counts, suites):
             ratios = [(sums * m)[index].sum(axis) / (counts * m)[index].sum(axis) for m in members]
         return np.nanmean(ratios, axis=0)
 
-    result = stats.bootstrap(
+    result = scipy.stats.bootstrap(
         (np.arange(len(sums)),), mean_of_rates, n_resamples=RESAMPLES, batch=200, vectorized=True,
         confidence_level=LEVEL, method="percentile", rng=np.random.default_rng(0),
     )  # fmt: skip
@@ -92,7 +92,7 @@ def chi2_p(chi2):
     >>> f"{chi2_p(51.07):.2e}", f"{chi2_p(161.76):.2e}"
     ('8.91e-13', '4.67e-37')
     """
-    return float(stats.chi2.sf(chi2, 1))
+    return float(scipy.stats.chi2.sf(chi2, 1))
 
 
 def coupling(rows):
@@ -111,7 +111,7 @@ def coupling(rows):
         return result | {"reason": "no self-predictions: the prompt asks for none"}
     if 0 in (*map(sum, table), *map(sum, zip(*table))):
         return result | {"reason": "all self-predictions, or all judgements, are equally right: nothing can couple"}
-    chi2 = float(stats.chi2_contingency(table, correction=False).statistic)
+    chi2 = float(scipy.stats.chi2_contingency(table, correction=False).statistic)
     (a, b), (c, d) = table
     return result | {"chi2": chi2, "p": chi2_p(chi2), "phi": math.copysign(math.sqrt(chi2 / len(rows)), a * d - b * c)}
 

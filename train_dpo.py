@@ -26,25 +26,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import datasets
-from trl import DPOConfig, DPOTrainer, apply_chat_template
-from trl.trainer.dpo_trainer import DataCollatorForVisionPreference
-
-import data
-import prompts
-from critic import critic_judge
-from data.files import provenance, write_result
-from judging import candidates, play
-from trainer import WeightsMove
-from training import checkpoints, launch
-from training.checkpoints import log
+from data import command
+from training import arguments
 
 EMBEDDED = "experiments/physworld_dpo.yaml"
 FRESH = 800  # questions of the embedded default, behind those of stage 1
+STEPS = {
+    "pairs": "sample answers and judge them; best and worst make a pair",
+    "train": "DPO of the policy on these pairs",
+}
 
 
 @dataclass
-class ScriptArguments(launch.DataArguments):
+class ScriptArguments(arguments.DataArguments):
     """`pairs` reads questions (dataset) and leaves pairs; `train` reads the pairs."""
 
     video_input: Literal["frames"] = field(default="frames", metadata={"help": "Clips are shown as frames here."})
@@ -68,6 +62,24 @@ class ScriptArguments(launch.DataArguments):
     max_new_tokens: int = field(default=512, metadata={"help": "Tokens that a candidate may have."})
     judgement_tokens: int = field(default=512, metadata={"help": "Tokens that a judgement may have."})
     judge_batch_size: int = field(default=64, metadata={"help": "Judgements made at once, and questions judged at once."})
+
+
+if __name__ == "__main__":
+    arguments.help_first(__doc__, [ScriptArguments], EMBEDDED, STEPS)
+
+# torch and TRL: after --help
+import datasets
+from trl import DPOConfig, DPOTrainer, apply_chat_template
+from trl.trainer.dpo_trainer import DataCollatorForVisionPreference
+
+import data
+import prompts
+from critic import critic_judge
+from data.files import provenance, write_result
+from judging import candidates, play
+from trainer import WeightsMove
+from training import checkpoints, launch
+from training.checkpoints import log
 
 
 @dataclass
@@ -194,6 +206,8 @@ def make_pairs(script_args, args, model_args):
     """Sample the candidates that are missing, choose, write the pairs whole; returns the summary that lies beside them."""
     if args.world_size > 1:
         raise ValueError("`pairs` runs in one process: python train_dpo.py pairs (a critic on a server judges in parallel)")
+    if script_args.pairs_by != "verifier" and not script_args.base_url:  # before the sampling, which takes longer
+        command.local_model(launch.local_path(script_args.critic))
     source, out = Path(script_args.candidates), candidates.jsonl(script_args.pairs)
     n, limit = script_args.responses, script_args.limit
     if not source.is_file() or source.with_suffix(".json").is_file():  # else they are the user's own
@@ -351,11 +365,10 @@ def train(script_args, args, model_args):
     launch.train_and_save(dpo, script_args, model_args)
 
 
-COMMANDS = {"pairs": make_pairs, "train": train}
+def main():
+    step, *words = sys.argv[1:]
+    {"pairs": make_pairs, "train": train}[step](*parse(words))
 
 
 if __name__ == "__main__":
-    command, *arguments = sys.argv[1:] or ["--help"]
-    if command not in COMMANDS:
-        raise SystemExit(f"{__doc__}\npython train_dpo.py {' | '.join(COMMANDS)} --help lists the settings")
-    COMMANDS[command](*parse(arguments))
+    command.run(main)

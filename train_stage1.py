@@ -15,18 +15,25 @@ Departs from the paper: TRL in place of veRL; values that the paper does not sta
 Leaves in output_dir: the model and its processor, config.yaml, checkpoints, completions/, tensorboard logs.
 """
 
-import sys
+from data import command
+from training import arguments
 
-import data
-import rewards
-import trainer
-from training import launch
-from training.checkpoints import log
+EMBEDDED = "experiments/physworld_stage1.yaml"
 
 
 def main():
-    script_args, args, model_args = launch.parse(launch.DataArguments, "experiments/physworld_stage1.yaml")
-    log(f"stage 1 starts from {model_args.model_name_or_path}")
+    arguments.help_first(__doc__, [arguments.DataArguments, arguments.OwnTraining], EMBEDDED)
+
+    # torch and TRL: after --help
+    import data
+    import rewards
+    import trainer
+    from training import launch
+    from training.checkpoints import log
+
+    script_args, args, model_args = launch.parse(arguments.DataArguments, EMBEDDED)
+    start = launch.starting_point(model_args.model_name_or_path)
+    log(f"stage 1 starts from {start}")
 
     # Data
     path = launch.local_path(script_args.dataset or launch.physworld_file(args, "questions", "train"))
@@ -35,7 +42,7 @@ def main():
 
     # Model, training
     grpo = trainer.CriticGRPOTrainer(
-        **launch.start_model(model_args.model_name_or_path, args, model_args, script_args.max_pixels),
+        **launch.start_model(start, args, model_args, script_args.max_pixels),
         reward_funcs=[rewards.accuracy_reward],
         args=args,
         train_dataset=dataset,
@@ -44,4 +51,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command.run(main)

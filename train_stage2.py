@@ -21,20 +21,18 @@ Leaves in output_dir: the model and its processor, config.yaml, checkpoints, com
 """
 
 import math
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import data
-import rewards
-import trainer
-from training import launch
-from training.checkpoints import log
+from data import command
+from training import arguments
+
+EMBEDDED = "experiments/physworld_stage2.yaml"
 
 
 @dataclass
-class ScriptArguments(launch.DataArguments):
+class ScriptArguments(arguments.DataArguments):
     """Stage 2 reads pairs, and with --mixed questions too."""
 
     stage1: str = field(
@@ -86,7 +84,7 @@ def resolve_start(model_name_or_path, stage1, base):
     """Where stage 2 starts: the model given, else stage 1's output where it exists, else the base."""
     if model_name_or_path is not None:
         return model_name_or_path
-    directory = Path(launch.local_path(stage1))
+    directory = Path(command.local_path(stage1))
     if not directory.is_dir():
         return base
     if not (directory / "config.json").is_file() and not (directory / "adapter_config.json").is_file():
@@ -98,8 +96,17 @@ def resolve_start(model_name_or_path, stage1, base):
 
 
 def main():
-    script_args, args, model_args = launch.parse(ScriptArguments, "experiments/physworld_stage2.yaml")
-    start = resolve_start(model_args.model_name_or_path, script_args.stage1, script_args.base)
+    arguments.help_first(__doc__, [ScriptArguments, arguments.OwnTraining], EMBEDDED)
+
+    # torch and TRL: after --help
+    import data
+    import rewards
+    import trainer
+    from training import launch
+    from training.checkpoints import log
+
+    script_args, args, model_args = launch.parse(ScriptArguments, EMBEDDED)
+    start = launch.starting_point(resolve_start(model_args.model_name_or_path, script_args.stage1, script_args.base))
     log(f"stage 2 starts from {start}")
     if args.reward_weights is not None:
         raise ValueError("reward_weights follow from alpha_sp, alpha_crit and alpha_form: give those instead")
@@ -136,4 +143,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command.run(main)

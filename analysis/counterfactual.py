@@ -38,7 +38,6 @@ from critic import own_part
 from data import files
 from data.files import json_sha, read_rows
 from judging.calls import Call, image_sha
-from judging.local import LocalBackend
 from judging.tasks import Tasks, read_judgement
 from judging.verdicts import verdict_place
 
@@ -242,6 +241,8 @@ def main(argv=None):
     parser.add_argument("--limit", type=int, default=500, help="pairs, drawn by a hash of their ids")
     parser.add_argument("--max_new_tokens", type=int, default=128, help="of a judgement; a 7B model needs 2048")
     args = parser.parse_args(argv)
+    from judging.local import LocalBackend  # torch: after --help
+
     if args.dataset is None:
         from physworld import dataset
 

@@ -11,8 +11,6 @@ import os
 from array import array
 from pathlib import Path
 
-import datasets
-
 import prompts
 import rewards
 from data.files import RecordError, read_lines, read_object
@@ -161,6 +159,8 @@ def training_dataset(records, variant="self_ref", max_frames=8, video_input="fra
     "native" a column `videos` stands in place of `images`: a row's clips (open_clips), one video place in the prompt for each
     (training/video.py).
     """
+    import datasets  # here, since it takes a second and few need it
+
     lines = datasets.Dataset.from_dict({"record": [json.dumps(record) for record in records]})
 
     def build(batch):

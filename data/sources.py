@@ -11,7 +11,6 @@ A record takes from a row what a prompt may show, the label, and its place; noth
 comes from, its licence, and what has to be fetched by hand.
 """
 
-import argparse
 import json
 import os
 import re
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from data import command
 from data.files import RecordError, json_sha
 from data.records import check_record
 from data.source_files import Counts, Media, Rejected, locate, read_rows, table_files
@@ -330,13 +330,17 @@ def convert(source, mode, dataset, out, media=None, subset=None, allow_rejected=
     return out / "records.jsonl", counts
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--source", required=True, choices=LOADERS)
-    parser.add_argument("--mode", required=True, choices=["question", "judge"])
+def main():
+    parser = command.Parser(prog="python -m data.sources", description=__doc__)
+    parser.add_argument("--source", required=True, choices=LOADERS, help="the data set that it is")
+    parser.add_argument("--mode", required=True, choices=["question", "judge"], help="questions, or pairs to judge")
     parser.add_argument("--dataset", required=True, help="local file or folder, or hub id")
     parser.add_argument("--out", required=True, help="folder for records.jsonl and images")
     parser.add_argument("--media", help="folder of clips and pictures, where it is not the data set's")
     parser.add_argument("--subset", help="part of the paths of the files to take, for example a config or test")
-    parser.add_argument("--allow_rejected", action="store_true", help="go on although more than 1%% of the rows are rejected")
+    parser.add_argument("--allow_rejected", action="store_true", help="go on although more than 1% of the rows are rejected")
     convert(**vars(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    command.run(main)

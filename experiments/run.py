@@ -17,7 +17,6 @@ Writes   <out>/results.jsonl          a row a run: config, commit, versions, met
          <work>/...                   models, logs, evaluate.py's results and rows (not committed)
 """
 
-import argparse
 import ctypes
 import gzip
 import json
@@ -31,7 +30,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pandas as pd
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,7 +37,7 @@ if __name__ == "__main__" and not __package__:  # typed as a script: the same pr
     os.chdir(ROOT)
     os.execv(sys.executable, [sys.executable, "-m", "experiments.run", *sys.argv[1:]])
 
-from data import open_lines, write_whole
+from data import command, open_lines, write_whole
 from data.files import open_rows, provenance, read_rows
 from experiments.plan import plan, read_matrix, start_weights
 from stats import is_right, row_key
@@ -191,6 +189,8 @@ def dry_run(runs, scale, finished):
 
 def summary(runs, rows):
     """A table as text: a row per run, mean over its seeds of each evaluation's accuracy in percent, and the range over them."""
+    import pandas as pd  # after --help
+
     found = [(run.name, rows[run.id]["evaluations"]) for run in runs if run.id in rows]
     if not any(made for _, made in found):
         return f"{len(found)} runs are there, none with an evaluation"
@@ -201,8 +201,7 @@ def summary(runs, rows):
 
 
 def main(argv=None):
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw, allow_abbrev=False)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("matrix", help="YAML of runs, e.g. experiments/tables.yaml")
     parser.add_argument("--scale", help="YAML of the scale, instead of the matrix's own")
     parser.add_argument("--seeds", type=int, nargs="+", help="instead of the matrix's")
@@ -247,4 +246,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command.run(main)

@@ -22,23 +22,31 @@ from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the repository, where this is started as a script
 
-import datasets
-from trl import SFTConfig, SFTTrainer
-
-import data
-from training import checkpoints, launch
+from data import command
+from training import arguments
 
 EMBEDDED = "experiments/physworld_supervised.yaml"
 
 
 @dataclass
-class SupervisedArguments(launch.DataArguments):
+class SupervisedArguments(arguments.DataArguments):
     """The pairs, and the prompt that they are shown in."""
 
     video_input: Literal["frames"] = field(default="frames", metadata={"help": "Clips are shown as frames here."})
     prompt: Literal["self_ref", "no_self_ref", "no_criteria"] = field(
         default="no_self_ref", metadata={"help": "The critic's prompt; the verdict alone is taught in any of them."}
     )
+
+
+if __name__ == "__main__":
+    arguments.help_first(__doc__, [SupervisedArguments], EMBEDDED)
+
+# torch and TRL: after --help
+import datasets
+from trl import SFTConfig, SFTTrainer
+
+import data
+from training import checkpoints, launch
 
 
 @dataclass
@@ -105,4 +113,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command.run(main)

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from transformers.utils.peft_utils import find_adapter_config_file
 
+from data import command
 from judging import models
 from judging.calls import Reply, Tokens
 from judging.score_tokens import NoScoreToken, between, cut, opening
@@ -93,7 +94,7 @@ class LocalBackend:
     @classmethod
     def load(cls, path, gguf_file=None, device=None, dtype=None, **settings):
         """Of a local folder or hub id: a vision model or PEFT adapter as evaluate.py loads it, else a language model."""
-        adapter = find_adapter_config_file(str(path))
+        adapter = find_adapter_config_file(str(command.local_model(path)))
         if not gguf_file and (adapter or hasattr(AutoConfig.from_pretrained(path), "vision_config")):
             return cls(*models.load_model(path, device, dtype), **settings)
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")

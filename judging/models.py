@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor, GenerationConfig, LogitsProcessor, LogitsProcessorList
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from data import video_inputs
+from data import command, video_inputs
 from judging.calls import Completion
 
 
@@ -16,7 +16,7 @@ def load_model(path, device=None, dtype=None):
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = dtype or (torch.float32 if str(device) == "cpu" else torch.bfloat16)
-    adapter = find_adapter_config_file(str(path))
+    adapter = find_adapter_config_file(str(command.local_model(path)))
     if adapter:
         from peft import PeftConfig, PeftModel
 

@@ -11,11 +11,11 @@ scores is a guess. LingoQA's score needs its own classifier (wayveai/Lingo-Judge
 import csv
 import random
 import re
-import sys
 
 import numpy as np
 
 import rewards
+from data import command
 from data.files import json_sha, read_rows
 from stats import LEVEL, RESAMPLES, estimate, mean_gain
 
@@ -178,7 +178,13 @@ def lingoqa_predictions(rows_path, csv_path):
             writer.writerow([question, segment, row["prediction"] or ""])
 
 
+def main():
+    parser = command.Parser(prog="python -m judging.official_scores", description=__doc__)
+    parser.add_argument("rows", metavar="ROWS.jsonl", help="rows of evaluate.py --source lingoqa")
+    parser.add_argument("predictions", metavar="PREDICTIONS.csv", help="what LingoQA's own script reads")
+    args = parser.parse_args()
+    lingoqa_predictions(args.rows, args.predictions)
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        raise SystemExit("python -m judging.official_scores ROWS.jsonl PREDICTIONS.csv")
-    lingoqa_predictions(*sys.argv[1:])
+    command.run(main)

@@ -1,7 +1,6 @@
 """Make the embedded base model and the committed responses, from nothing.
 
     python -m physworld.make_base                  everything, about 30 minutes on two cores
-    python -m physworld.make_base --clips 600 --share 0.02 --out /tmp/base --work /tmp/base_work     a trial of the path
 
 1. teach    supervised, on clips of split "base": see and answer; find an answer among two responses; then solve, compare,
             decide, in all three prompts alike. The critic is taught to follow the answer that it wrote, right or wrong.
@@ -16,7 +15,6 @@ Writes physworld/tiny_vlm and physworld/pairs/*.jsonl, and the checkpoints (the 
 runs/base. Checkpoints that are there are taken from there: a killed run carries on, and runs/base must go to begin anew.
 """
 
-import argparse
 import json
 import random
 import re
@@ -24,6 +22,21 @@ import shutil
 from multiprocessing import Pool
 from pathlib import Path
 
+from data import command
+
+
+def read_arguments():
+    """The command line."""
+    parser = command.Parser(prog="python -m physworld.make_base", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("physworld/tiny_vlm"), help="where the base goes")
+    parser.add_argument("--work", type=Path, default=Path("runs/base"), help="where the other checkpoints go")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    read_arguments()
+
+# torch: after --help
 import torch
 from tqdm import tqdm
 
@@ -34,6 +47,7 @@ from physworld.clips import answer_text, make_clip
 from physworld.dataset import RESPONSES, SEED, SIZES
 from physworld.pairs import choose_pairs
 
+CLIPS, LESSONS = 16000, 0  # to teach with, and their seed
 FAVOURITE = {  # what the spoiled model is fond of: yes, red, and doing nothing
     "leftmost": "red", "highest": "red", "gap": "yes", "tower": "yes", "fits": "yes", "which_fits": "red",
     "next_action": "wait", "placement": "yes", "slip": "stays", "what_to_do": "keep going",
@@ -130,14 +144,14 @@ def encode(processor, lessons, clips):
     return inputs
 
 
-def train(model, processor, clips, answers, phase, steps, seed):
-    """`steps` of AdamW on lessons drawn from `clips`, one-cycle learning rate; each kind of lesson in a pass of its own."""
-    name, _, lr, counts, spoiled = phase
+def train(model, processor, clips, answers, phase):
+    """The phase's steps of AdamW on lessons drawn from `clips`, one-cycle learning rate; each kind of lesson in a pass of its own."""
+    name, steps, lr, counts, spoiled = phase
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=max(steps, 2), pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
     model.train()
     for step in (bar := tqdm(range(steps), desc=name, mininterval=10)):
-        rng, losses = random.Random(f"{seed}/{name}/{step}"), []
+        rng, losses = random.Random(f"{LESSONS}/{name}/{step}"), []
         for lesson, count in zip((question_lesson, matching_lesson, critic_lesson), counts):
             if count:
                 chosen = rng.sample(clips, count)
@@ -172,10 +186,10 @@ def written_candidates(clip, answers):
     return [(responses.written_response(rng, answer), "written") for answer in said]
 
 
-def make_pairs(processor, models, answers, share):
+def make_pairs(processor, models, answers):
     """Sample, pair and write physworld/pairs/<split>.jsonl for the three splits that hold pairs."""
     for split in ("pairs", "test", "ood"):
-        clips = make_clips(split, int(SIZES[split] * share), SEED)
+        clips = make_clips(split, SIZES[split], SEED)
         sampled = [sample_candidates(model, processor, clips, source) for source, model in models.items()]
         candidates = {c.id: [s[c.id] for s in sampled] + written_candidates(c, answers) for c in clips}
         questions = [{"id": c.id, "kind": c.kind, "options": c.options, "answer": c.answer} for c in clips]
@@ -212,16 +226,10 @@ def save(model, processor, folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clips", type=int, default=16000, help="clips to teach with")
-    parser.add_argument("--share", type=float, default=1.0, help="share of the steps and of the pairs, for a trial")
-    parser.add_argument("--out", type=Path, default=Path("physworld/tiny_vlm"), help="where the base goes")
-    parser.add_argument("--work", type=Path, default=Path("runs/base"), help="where the other checkpoints go")
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    torch.manual_seed(args.seed)
+    args = read_arguments()
+    torch.manual_seed(LESSONS)
 
-    clips = make_clips("base", args.clips, args.seed)
+    clips = make_clips("base", CLIPS, LESSONS)
     answers = answers_of(clips)
     processor = tiny.build_processor(tokenizer_texts(clips, answers))
     model = tiny.build_model(processor)
@@ -233,13 +241,13 @@ def main():
             print(f"{folder} is there: taken from it")
             model = load_model(folder)[0]
             continue
-        train(model, processor, clips, answers, phase, max(int(phase[1] * args.share), 1), args.seed)
+        train(model, processor, clips, answers, phase)
         save(model, processor, folder)
     save(model, processor, args.out)
 
     sources = {name: load_model(args.work / name)[0] for name, *_ in PHASES}
-    make_pairs(processor, sources, answers, args.share)
+    make_pairs(processor, sources, answers)
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

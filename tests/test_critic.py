@@ -17,7 +17,7 @@ import ppt
 import prompts
 import rewards
 from analysis.small_server import served
-from critic import Critic, CriticConfig, in_critics_form, main, majority, own_part
+from critic import Critic, CriticConfig, in_critics_form, judge_and_show, majority, own_part
 from judging import models, tasks
 from judging.calls import Call, Missing, Reply, Tokens
 from judging.local import LocalBackend, common_prefix
@@ -663,7 +663,7 @@ def test_the_command(tmp_path):
     "change, said",
     [
         ({"votes": 3}, "votes above 1"),
-        ({"options": "{"}, "critic.py: "),
+        ({"options": "{"}, "--options: Expecting property name"),
         ({"responses": [Path("no"), Path("no")]}, "No such file"),
         ({"frames": ["no.png"]}, "no.png"),
         ({"responses": [Path("no")]}, "--responses takes two files, got 1"),
@@ -672,5 +672,5 @@ def test_the_command(tmp_path):
 )
 def test_the_command_with_bad_input(tmp_path, change, said):
     (tmp_path / "a.txt").write_text("yes")
-    with pytest.raises(SystemExit, match=said):
-        main(CriticConfig(**({"model": TINY, "question": "q?", "responses": [tmp_path / "a.txt"] * 2} | change)))
+    with pytest.raises((ValueError, OSError), match=said):
+        judge_and_show(CriticConfig(**({"model": TINY, "question": "q?", "responses": [tmp_path / "a.txt"] * 2} | change)))

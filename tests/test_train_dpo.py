@@ -19,7 +19,6 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 from trl import DPOTrainer
 
-import best_of_n
 import data
 import ppt
 import prompts
@@ -220,7 +219,7 @@ def test_kill_9_loses_and_doubles_no_judgement(tmp_path, monkeypatch, last):
     child = os.fork()
     if child == 0:
         stub = Stub(last, lambda: os.kill(os.getpid(), signal.SIGKILL))
-        best_of_n.load_judge = lambda config, known: stub
+        train_dpo.critic_judge = lambda config, known: stub
         make(tmp_path)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL and not (tmp_path / "pairs.jsonl").exists()
@@ -381,8 +380,6 @@ def test_private_methods_have_the_signatures_that_are_overridden(method, want):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (["--learning_rte", "1"], "not used.*--learning_rte"),
-        (["--pairs_b", "critic"], "not used.*--pairs_b"),  # no abbreviations
         (["--responses", "1"], "responses must be at least 2"),
         (["--limit", "0"], "limit must be at least 1"),
     ],
@@ -390,6 +387,13 @@ def test_private_methods_have_the_signatures_that_are_overridden(method, want):
 def test_arguments_that_are_errors(flags, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         arguments(tmp_path, *flags)
+
+
+@pytest.mark.parametrize("flag, meant", [("--learning_rte", "--learning_rate"), ("--pairs_b", "--pairs_by")])  # no abbreviations
+def test_unknown_options(flag, meant, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        arguments(tmp_path, flag, "1")
+    assert f"unknown option {flag}; did you mean {meant}?" in capsys.readouterr().err
 
 
 def test_the_papers_values_stand_in_its_yaml():

@@ -14,10 +14,9 @@ import json
 import os
 import shlex
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
 
 import torch
 import yaml
@@ -28,77 +27,19 @@ from trl.import_utils import is_vllm_available
 from trl.trainer.utils import create_model_from_path
 
 import data
+from data import command
+from data.command import ROOT, local_path
 from data.files import commit
+from training.arguments import DataArguments, OwnTraining
 from training.checkpoints import log, resume_point
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 # ------------------------------------------------------------------------------------------------------------ arguments
 
 
 @dataclass
-class DataArguments:
-    """What both stages read."""
-
-    dataset: str | None = field(
-        default=None, metadata={"help": "JSONL file of records; left out: physworld's, the embedded default."}
-    )
-    limit: int | None = field(default=None, metadata={"help": "Use the first so many records only."})
-    max_frames: int = field(default=8, metadata={"help": "Frames taken from a clip given as a video, evenly spaced."})
-    max_pixels: int | None = field(
-        default=None, metadata={"help": "Larger frames are scaled down to this many pixels; left out: the model's own."}
-    )
-    video_input: Literal["frames", "native"] = field(
-        default="frames",
-        metadata={
-            "help": "A clip as a list of images, or as a video with its times (native; Qwen-VL family): two frames cost as many "
-            "visual tokens as one image."
-        },
-    )
-
-
-@dataclass
-class CriticGRPOConfig(GRPOConfig):
+class CriticGRPOConfig(OwnTraining, GRPOConfig):
     """GRPOConfig with the batch counted in prompts, and with precision that follows the machine."""
-
-    prompts_per_step: int | None = field(
-        default=None,
-        metadata={
-            "help": "Prompts per optimizer step over all processes; gradient_accumulation_steps follows from it. "
-            "Left out: gradient_accumulation_steps counts."
-        },
-    )
-
-    generation_rows: int | None = field(
-        default=None,
-        metadata={
-            "help": "Completions sampled at once on a process, which bounds the memory that sampling takes; left out: its "
-            "whole share of the generation batch, as TRL does."
-        },
-    )
-
-    shared_prefix: Literal["auto", "on", "off"] = field(
-        default="auto",
-        metadata={
-            "help": "Run each prompt once for all its completions, in sampling and log-probabilities. auto: where model and "
-            "configuration allow it; on: an error where they do not; off: as TRL does."
-        },
-    )
-    skip_zero_variance: bool = field(
-        default=False,
-        metadata={
-            "help": "Leave groups without any advantage out of forward and backward passes. Exact when beta is 0; with beta > 0 "
-            "it also drops their KL term."
-        },
-    )
-    dynamic_sampling: int = field(
-        default=0,
-        metadata={
-            "help": "Draw further prompts in place of those whose group has no advantage, up to this many times a generation "
-            "batch; 0: never. Rewards in the log are of all that was drawn."
-        },
-    )
 
     def __post_init__(self):
         fit_machine(self)
@@ -156,16 +97,43 @@ def accumulation_steps(prompts_per_step, num_generations, per_device, processes)
     return completions // at_once
 
 
+class TrainingParser(command.Front, TrlParser):
+    """TrlParser with the manners of data/command.py, for the YAML too."""
+
+    def check_config(self, given):
+        """Exit where there is no YAML to read, where it has an unknown key, or a value that is none of the choices."""
+        try:
+            config = yaml.safe_load(Path(*given).read_text(encoding="utf-8")) if given else None
+        except (OSError, yaml.YAMLError) as error:
+            self.error(f"--config: {error}")
+        if not isinstance(config, dict):
+            self.error(f"--config takes a YAML file of `option: value`, got {' '.join(given) or 'nothing'}")
+        options = {action.dest: action for action in self._actions}
+        for key, value in config.items():
+            if key != "env" and key not in options:
+                self.error(f"{given[0]}: unknown key {key}{command.nearest(key, options)}")
+            choices = options[key].choices if key in options else None
+            if choices and value is not None and value not in choices:
+                self.error(f"{given[0]}: {key} is one of {', '.join(map(str, choices))}, got {value}")
+
+
 def parse(script_arguments, embedded, training_arguments=CriticGRPOConfig, argv=None):
     """(script, training, model) arguments: `embedded` (a YAML under the repository) where no --config is given, and the
     command line on top. Relative to the repository: the embedded YAML, its output_dir, and models and data sets that do
     not exist below the working directory."""
-    argv = [part for arg in (sys.argv[1:] if argv is None else argv) for part in (arg.split("=", 1) if arg.startswith("--config=") else [arg])]
+    words = sys.argv[1:] if argv is None else argv
+    argv = [part for word in words for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
     default = "--config" not in argv
-    parser = TrlParser((script_arguments, training_arguments, ModelConfig), allow_abbrev=False)
-    script_args, args, model_args = parser.parse_args_and_config(
-        ["--config", str(ROOT / embedded), *argv] if default else argv
-    )
+    argv = ["--config", str(ROOT / embedded), *argv] if default else argv
+    parser = TrainingParser((script_arguments, training_arguments, ModelConfig), allow_abbrev=False, formatter_class=command.Help)
+    if "--help_all" in argv:
+        parser.print_help()
+        parser.exit()
+    parser.check_config(argv[argv.index("--config") + 1 :][:1])
+    try:
+        script_args, args, model_args = parser.parse_args_and_config(argv)
+    except ValueError as error:  # a check of TRL's: mended on the command line, like ours
+        raise ValueError(str(error)) from error
     if default and not any(arg.split("=")[0] == "--output_dir" for arg in argv):
         args.output_dir = str(ROOT / args.output_dir)
     if model_args.use_peft and model_args.lora_target_modules is None:
@@ -177,19 +145,17 @@ def parse(script_arguments, embedded, training_arguments=CriticGRPOConfig, argv=
     return script_args, args, model_args
 
 
-def local_path(name):
-    """`name` where it exists, else the same below the repository where that exists, else `name` (a hub id).
-
-    >>> local_path("Qwen/Qwen2.5-VL-7B-Instruct")
-    'Qwen/Qwen2.5-VL-7B-Instruct'
-    """
-    return str(ROOT / name) if not Path(name).exists() and (ROOT / name).exists() else str(name)
-
-
 def physworld_file(args, kind, split):
     """Path of an embedded JSONL file (`kind`: questions or pairs), made by the main process where it is absent."""
     with args.main_process_first(local=False, desc=f"physworld {kind}"):
         return data.embedded(kind, split)
+
+
+def starting_point(start):
+    """The folder or hub id that training starts from; ValueError where there is none."""
+    if start is None:
+        raise ValueError("no model to start from: give --model_name_or_path, or set it in the YAML")
+    return command.local_model(local_path(start))
 
 
 def start_model(start, args, model_args, max_pixels=None):
@@ -201,9 +167,7 @@ def start_model(start, args, model_args, max_pixels=None):
     for note in args.notes:
         log(note)
     check_packages(args, model_args)
-    if start is None:
-        raise ValueError("no model to start from: give --model_name_or_path, or set it in the YAML")
-    start = local_path(start)
+    start = starting_point(start)
     if (Path(start) / "adapter_config.json").is_file():
         merged = Path(args.output_dir) / "merged_start"
         with args.main_process_first(local=False, desc="merging the adapter"):
