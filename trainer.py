@@ -3,7 +3,7 @@
 Added to TRL 1.16.0 (pinned exactly: private methods are overridden, tests/test_trainer.py holds their signatures):
 
 - rows whose external evidence is missing (`NOT_ADMITTED`) neither score zero nor move their group's baseline;
-- metrics by name: verdict_first_share, phi, unreadable, not_admitted (frac_reward_zero_std is TRL's own);
+- metrics by name: verdict_first_share, phi, unreadable, not_admitted, steps_left_out (frac_reward_zero_std is corrected);
 - errors where TRL goes on in silence: a data set that gives zero steps, nothing to train, weights that do not move,
   prompts that leave no room for a completion; a resumed run whose weights were not loaded;
 - clips read once a generation batch and completions sampled in slices (`generation_rows`): TRL reads every clip for every
@@ -15,7 +15,6 @@ Added to TRL 1.16.0 (pinned exactly: private methods are overridden, tests/test_
 - a generation batch that several steps train on saved with a checkpoint between them (training/checkpoints.py).
 """
 
-import math
 import operator
 
 import datasets
@@ -38,16 +37,6 @@ NOT_ADMITTED = float("-inf")
 def text_of(completion):
     """The text of a completion as TRL passes it: a string, or a list of messages whose last one is the model's."""
     return completion if isinstance(completion, str) else completion[-1]["content"]
-
-
-def phi_coefficient(n11, n10, n01, n00):
-    """Phi of a 2 x 2 table, (n11 n00 - n10 n01) / sqrt(product of the margins); None where a margin is empty.
-
-    >>> phi_coefficient(3, 1, 1, 3)
-    0.5
-    """
-    margins = (n11 + n10) * (n01 + n00) * (n11 + n01) * (n10 + n00)
-    return (n11 * n00 - n10 * n01) / math.sqrt(margins) if margins else None
 
 
 class CriticGRPOTrainer(GRPOTrainer):
@@ -78,6 +67,9 @@ class CriticGRPOTrainer(GRPOTrainer):
         log(f"training {trainable:,} of {total:,} parameters")
         self.weights_move = WeightsMove(self)
         self.add_callback(self.weights_move)
+        self.no_empty_step = batches.NoEmptyStep(self)
+        if args.skip_zero_variance:
+            self.add_callback(self.no_empty_step)
         self.once = not self.tools and self.environment_factories is None  # images are processed once a prompt
         self.reads_videos, self.clips, self.video_fields = False, None, {}  # each row's clips; what TRL would not pass on
         if videos:
@@ -189,6 +181,9 @@ class CriticGRPOTrainer(GRPOTrainer):
         not_admitted = torch.isneginf(rewards_per_func).any(dim=1)  # (B,)
         rewards_per_func[not_admitted] = torch.nan  # TRL leaves a row of NaN out of the baseline, advantage 0
         metrics["not_admitted"].append(not_admitted.float().mean().item())
+        size, apart = self.num_generations, self.multi_objective_aggregation == "normalize_then_sum"
+        if self.model.training:
+            self.has_advantage = batches.has_advantage(rewards_per_func, self.reward_weights.to(not_admitted.device), size, apart)
 
         first = second = unreadable = 0
         for example, completion in zip(inputs, completions, strict=True):
@@ -208,10 +203,9 @@ class CriticGRPOTrainer(GRPOTrainer):
         if "self_prediction_reward" in names and "judgement_reward" in names:
             own = rewards_per_func[:, names.index("self_prediction_reward")]  # (B,)
             judged = rewards_per_func[:, names.index("judgement_reward")]  # (B,)
-            table = [((own == a) & (judged == b)).sum().item() for a, b in ((1, 1), (1, 0), (0, 1), (0, 0))]
-            phi = phi_coefficient(*table)
-            if phi is not None:
-                metrics["phi"].append(phi)
+            both = torch.stack([own, judged])[:, ~(own + judged).isnan()].double()  # (2, rows to which both apply)
+            if (both.amin(dim=1) < both.amax(dim=1)).all() if both.numel() else False:
+                metrics["phi"].append(torch.corrcoef(both)[0, 1].item())  # of two binary variables, Pearson's r is phi
         return rewards_per_func
 
     def _get_per_token_logps_and_entropies(
@@ -286,9 +280,7 @@ class CriticGRPOTrainer(GRPOTrainer):
         if self.args.dynamic_sampling:
             output = batches.filled(self, output)
         if self.args.skip_zero_variance:
-            output["completion_mask"] = (
-                output["completion_mask"] * batches.has_advantage(self, output["advantages"])[:, None]
-            )
+            output["completion_mask"] = output["completion_mask"] * output["has_advantage"][:, None]
         return output
 
     def draw(self, inputs):
@@ -301,12 +293,21 @@ class CriticGRPOTrainer(GRPOTrainer):
             output = super()._generate_and_score_completions(inputs)
         finally:
             self.processing_class, self.clips = processor, None
+        if self.model.training:
+            first = self.accelerator.process_index * len(inputs)
+            output["has_advantage"] = self.has_advantage[first : first + len(inputs)]
+            if self.args.skip_zero_variance or self.args.dynamic_sampling:  # else as TRL leaves them, and recorded runs have them
+                output["advantages"] = output["advantages"] * output["has_advantage"]
+            if self.scale_rewards != "batch" and self.multi_objective_aggregation == "sum_then_normalize":
+                self._metrics["train"]["frac_reward_zero_std"][-1] = 1 - self.has_advantage.float().mean().item()
         prompt, completion = output["prompt_ids"].shape[1], output["completion_ids"].shape[1]
         return output | video.widened(self.video_fields, prompt + completion, completion)
 
     def _compute_loss(self, model, inputs):
-        if not self.weights_move.done:
-            self.weights_move.had_advantage |= bool(inputs["advantages"].any())
+        if self.model.training:
+            informative = bool(inputs["has_advantage"].any())
+            self.weights_move.had_advantage |= informative
+            self.no_empty_step.informative |= informative
         self.video_fields = {name: inputs[name] for name in batches.VIDEO_FIELDS if name in inputs}
         return super()._compute_loss(model, inputs)
 
