@@ -5,7 +5,10 @@ Added to TRL 1.16.0 (pinned exactly: private methods are overridden, tests/test_
 - rows whose external evidence is missing (`NOT_ADMITTED`) neither score zero nor move their group's baseline;
 - metrics by name: verdict_first_share, phi, unreadable, not_admitted, steps_left_out (frac_reward_zero_std is corrected);
 - errors where TRL goes on in silence: a data set that gives zero steps, nothing to train, weights that do not move,
-  prompts that leave no room for a completion; a resumed run whose weights were not loaded;
+  prompts that leave no room for a completion; a resumed run whose weights were not loaded; a NaN among the rewards;
+- a reward function that fails in one process ends the run in all (training/reward_calls.py);
+- rows without a picture where weights are shared out over processes (training/sharding.py);
+- the adapter of a quantized base stays float32;
 - clips read once a generation batch and completions sampled in slices (`generation_rows`): TRL reads every clip for every
   micro-batch and samples the whole batch at once;
 - each prompt's images processed once, and each prompt run once for all its completions (training/shared_prefix.py): TRL does both
@@ -24,9 +27,10 @@ from trl import GRPOTrainer
 
 import rewards
 from data import video_inputs
-from training import batches, checkpoints, shared_prefix, video
+from training import batches, checkpoints, sharding, shared_prefix, video
 from training.batches import OnceDataset, OnceSampler, Processed, numbered
 from training.checkpoints import load_strictly, log
+from training.reward_calls import guarded, raise_everywhere
 from training.shared_prefix import compared_parameters, difference
 
 # A reward function returns this for a row whose external evidence is missing (a served verifier that failed, a reply of
@@ -54,6 +58,10 @@ class CriticGRPOTrainer(GRPOTrainer):
         if videos and kwargs.get("processing_class") is not None:
             video_inputs.check(kwargs["processing_class"])  # before a large model is loaded
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
+        if getattr(self.model, "is_loaded_in_4bit", False) or getattr(self.model, "is_loaded_in_8bit", False):
+            for parameter in self.model.parameters():  # TRL has made them bfloat16, which rounds steps of 1e-5 away
+                if parameter.requires_grad:
+                    parameter.data = parameter.data.float()
         total, trainable = 0, 0
         for name, parameter in self.model.named_parameters():
             size = getattr(parameter, "ds_numel", parameter.numel())
@@ -74,6 +82,7 @@ class CriticGRPOTrainer(GRPOTrainer):
         self.reads_videos, self.clips, self.video_fields = False, None, {}  # each row's clips; what TRL would not pass on
         if videos:
             video.start(self)
+        sharding.start(self)
         self.sharing = shared_prefix.start(self)
         # what a micro-batch contributes depends on the rest of it: rows must stay where TRL put them
         self.counts_by_micro_batch = args.loss_type == "bnpo" or self._entropy_bonus_enabled or args.top_entropy_quantile < 1
@@ -176,7 +185,13 @@ class CriticGRPOTrainer(GRPOTrainer):
         checkpoints.load_buffer(self, checkpoint)
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
-        rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # (B, F), gathered
+        functions, faults = self.reward_funcs, []
+        self.reward_funcs = [guarded(func, name, faults) for func, name in zip(functions, self.reward_func_names, strict=True)]
+        try:
+            rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # (B, F), gathered
+        finally:
+            self.reward_funcs = functions
+        raise_everywhere(self.accelerator, faults)
         metrics = self._metrics["train" if self.model.training else "eval"]
         not_admitted = torch.isneginf(rewards_per_func).any(dim=1)  # (B,)
         rewards_per_func[not_admitted] = torch.nan  # TRL leaves a row of NaN out of the baseline, advantage 0
@@ -256,9 +271,14 @@ class CriticGRPOTrainer(GRPOTrainer):
         return self.sharing.agrees("training" if gradients else "scoring", lengths, compare)
 
     def _without_empty_rows(self, ordinary, batch, completion_length):
-        """The ordinary pass; with skip_zero_variance, of the rows that have something to score."""
+        """The ordinary pass; with skip_zero_variance, of the rows that have something to score.
+
+        In the training pass only, which is one call of the model however many rows are left. Without gradients TRL goes over a
+        batch so many rows at a time: the number of calls would differ between processes, which sharded weights wait for.
+        """
         mask = batch["attention_mask"][:, -completion_length:]
-        scored = shared_prefix.scored_rows(mask) if self.args.skip_zero_variance else range(len(mask))
+        leave_out = self.args.skip_zero_variance and torch.is_grad_enabled()
+        scored = shared_prefix.scored_rows(mask) if leave_out else range(len(mask))
         if len(scored) == len(mask):
             return ordinary(batch)
         logps, entropies, _ = ordinary(batches.take(batch, scored))
@@ -288,6 +308,7 @@ class CriticGRPOTrainer(GRPOTrainer):
         self.clips, self.video_fields = video_inputs.clips_of(inputs), {}
         if self.clips:  # where the first row had none
             video.start(self)
+        self.log_multimodal = self.args.log_multimodal and sharding.pictures_everywhere(self.accelerator, inputs)
         processor, self.processing_class = self.processing_class, Processed(self.processing_class)
         try:
             output = super()._generate_and_score_completions(inputs)
