@@ -37,6 +37,7 @@ from data.files import json_sha
 from judging import judges
 from judging.calls import Call, Missing, Reply, Tokens, image_sha
 from judging.play import ALONE, COSTS, texts_of
+from judging.verdicts import verdict_place
 
 CLOSE = "</pred>"
 
@@ -286,13 +287,11 @@ class Critic:
 
     def _judgement(self, item, call, reply, repeated):
         """The record of a judgement; what the shown order said is turned back to the record's."""
-        from judging import writers
-
         missing = reply.reason if isinstance(reply, Missing) else None
         text = "" if missing else (call.analysis or "") + reply.text
         critique, options, order = rewards.parse_critique(text), item.get("options"), item.get("order", "12")
         verdict, p = (int(order[critique.verdict - 1]) if critique.verdict else None), None
-        place = writers.verdict_place(text)
+        place = verdict_place(text)
         if place and place[1] == critique.verdict and reply.readings[0] is not None:  # else the wording is not "Response 1"
             p = reply.readings[0] if order == "12" else 1 - reply.readings[0]
         right = None

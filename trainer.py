@@ -3,9 +3,12 @@
 Added to TRL 1.16.0 (pinned exactly: private methods are overridden, tests/test_trainer.py holds their signatures):
 
 - rows whose external evidence is missing (`NOT_ADMITTED`) neither score zero nor move their group's baseline;
-- metrics by name: verdict_first_share, phi, unreadable, not_admitted (frac_reward_zero_std is TRL's own);
+- metrics by name: verdict_first_share, phi, unreadable, not_admitted, steps_left_out (frac_reward_zero_std is corrected);
 - errors where TRL goes on in silence: a data set that gives zero steps, nothing to train, weights that do not move,
-  prompts that leave no room for a completion; a resumed run whose weights were not loaded;
+  prompts that leave no room for a completion; a resumed run whose weights were not loaded; a NaN among the rewards;
+- a reward function that fails in one process ends the run in all (training/reward_calls.py);
+- rows without a picture where weights are shared out over processes (training/sharding.py);
+- the adapter of a quantized base stays float32;
 - clips read once a generation batch and completions sampled in slices (`generation_rows`): TRL reads every clip for every
   micro-batch and samples the whole batch at once;
 - each prompt's images processed once, and each prompt run once for all its completions (training/shared_prefix.py): TRL does both
@@ -15,7 +18,6 @@ Added to TRL 1.16.0 (pinned exactly: private methods are overridden, tests/test_
 - a generation batch that several steps train on saved with a checkpoint between them (training/checkpoints.py).
 """
 
-import math
 import operator
 
 import datasets
@@ -25,9 +27,10 @@ from trl import GRPOTrainer
 
 import rewards
 from data import video_inputs
-from training import batches, checkpoints, shared_prefix, video
+from training import batches, checkpoints, sharding, shared_prefix, video
 from training.batches import OnceDataset, OnceSampler, Processed, numbered
 from training.checkpoints import load_strictly, log
+from training.reward_calls import guarded, raise_everywhere
 from training.shared_prefix import compared_parameters, difference
 
 # A reward function returns this for a row whose external evidence is missing (a served verifier that failed, a reply of
@@ -38,16 +41,6 @@ NOT_ADMITTED = float("-inf")
 def text_of(completion):
     """The text of a completion as TRL passes it: a string, or a list of messages whose last one is the model's."""
     return completion if isinstance(completion, str) else completion[-1]["content"]
-
-
-def phi_coefficient(n11, n10, n01, n00):
-    """Phi of a 2 x 2 table, (n11 n00 - n10 n01) / sqrt(product of the margins); None where a margin is empty.
-
-    >>> phi_coefficient(3, 1, 1, 3)
-    0.5
-    """
-    margins = (n11 + n10) * (n01 + n00) * (n11 + n01) * (n10 + n00)
-    return (n11 * n00 - n10 * n01) / math.sqrt(margins) if margins else None
 
 
 class CriticGRPOTrainer(GRPOTrainer):
@@ -65,6 +58,10 @@ class CriticGRPOTrainer(GRPOTrainer):
         if videos and kwargs.get("processing_class") is not None:
             video_inputs.check(kwargs["processing_class"])  # before a large model is loaded
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, train_dataset=train_dataset, **kwargs)
+        if getattr(self.model, "is_loaded_in_4bit", False) or getattr(self.model, "is_loaded_in_8bit", False):
+            for parameter in self.model.parameters():  # TRL has made them bfloat16, which rounds steps of 1e-5 away
+                if parameter.requires_grad:
+                    parameter.data = parameter.data.float()
         total, trainable = 0, 0
         for name, parameter in self.model.named_parameters():
             size = getattr(parameter, "ds_numel", parameter.numel())
@@ -78,10 +75,14 @@ class CriticGRPOTrainer(GRPOTrainer):
         log(f"training {trainable:,} of {total:,} parameters")
         self.weights_move = WeightsMove(self)
         self.add_callback(self.weights_move)
+        self.no_empty_step = batches.NoEmptyStep(self)
+        if args.skip_zero_variance:
+            self.add_callback(self.no_empty_step)
         self.once = not self.tools and self.environment_factories is None  # images are processed once a prompt
         self.reads_videos, self.clips, self.video_fields = False, None, {}  # each row's clips; what TRL would not pass on
         if videos:
             video.start(self)
+        sharding.start(self)
         self.sharing = shared_prefix.start(self)
         # what a micro-batch contributes depends on the rest of it: rows must stay where TRL put them
         self.counts_by_micro_batch = args.loss_type == "bnpo" or self._entropy_bonus_enabled or args.top_entropy_quantile < 1
@@ -184,11 +185,20 @@ class CriticGRPOTrainer(GRPOTrainer):
         checkpoints.load_buffer(self, checkpoint)
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
-        rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # (B, F), gathered
+        functions, faults = self.reward_funcs, []
+        self.reward_funcs = [guarded(func, name, faults) for func, name in zip(functions, self.reward_func_names, strict=True)]
+        try:
+            rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)  # (B, F), gathered
+        finally:
+            self.reward_funcs = functions
+        raise_everywhere(self.accelerator, faults)
         metrics = self._metrics["train" if self.model.training else "eval"]
         not_admitted = torch.isneginf(rewards_per_func).any(dim=1)  # (B,)
         rewards_per_func[not_admitted] = torch.nan  # TRL leaves a row of NaN out of the baseline, advantage 0
         metrics["not_admitted"].append(not_admitted.float().mean().item())
+        size, apart = self.num_generations, self.multi_objective_aggregation == "normalize_then_sum"
+        if self.model.training:
+            self.has_advantage = batches.has_advantage(rewards_per_func, self.reward_weights.to(not_admitted.device), size, apart)
 
         first = second = unreadable = 0
         for example, completion in zip(inputs, completions, strict=True):
@@ -208,10 +218,9 @@ class CriticGRPOTrainer(GRPOTrainer):
         if "self_prediction_reward" in names and "judgement_reward" in names:
             own = rewards_per_func[:, names.index("self_prediction_reward")]  # (B,)
             judged = rewards_per_func[:, names.index("judgement_reward")]  # (B,)
-            table = [((own == a) & (judged == b)).sum().item() for a, b in ((1, 1), (1, 0), (0, 1), (0, 0))]
-            phi = phi_coefficient(*table)
-            if phi is not None:
-                metrics["phi"].append(phi)
+            both = torch.stack([own, judged])[:, ~(own + judged).isnan()].double()  # (2, rows to which both apply)
+            if (both.amin(dim=1) < both.amax(dim=1)).all() if both.numel() else False:
+                metrics["phi"].append(torch.corrcoef(both)[0, 1].item())  # of two binary variables, Pearson's r is phi
         return rewards_per_func
 
     def _get_per_token_logps_and_entropies(
@@ -262,9 +271,14 @@ class CriticGRPOTrainer(GRPOTrainer):
         return self.sharing.agrees("training" if gradients else "scoring", lengths, compare)
 
     def _without_empty_rows(self, ordinary, batch, completion_length):
-        """The ordinary pass; with skip_zero_variance, of the rows that have something to score."""
+        """The ordinary pass; with skip_zero_variance, of the rows that have something to score.
+
+        In the training pass only, which is one call of the model however many rows are left. Without gradients TRL goes over a
+        batch so many rows at a time: the number of calls would differ between processes, which sharded weights wait for.
+        """
         mask = batch["attention_mask"][:, -completion_length:]
-        scored = shared_prefix.scored_rows(mask) if self.args.skip_zero_variance else range(len(mask))
+        leave_out = self.args.skip_zero_variance and torch.is_grad_enabled()
+        scored = shared_prefix.scored_rows(mask) if leave_out else range(len(mask))
         if len(scored) == len(mask):
             return ordinary(batch)
         logps, entropies, _ = ordinary(batches.take(batch, scored))
@@ -286,9 +300,7 @@ class CriticGRPOTrainer(GRPOTrainer):
         if self.args.dynamic_sampling:
             output = batches.filled(self, output)
         if self.args.skip_zero_variance:
-            output["completion_mask"] = (
-                output["completion_mask"] * batches.has_advantage(self, output["advantages"])[:, None]
-            )
+            output["completion_mask"] = output["completion_mask"] * output["has_advantage"][:, None]
         return output
 
     def draw(self, inputs):
@@ -296,17 +308,27 @@ class CriticGRPOTrainer(GRPOTrainer):
         self.clips, self.video_fields = video_inputs.clips_of(inputs), {}
         if self.clips:  # where the first row had none
             video.start(self)
+        self.log_multimodal = self.args.log_multimodal and sharding.pictures_everywhere(self.accelerator, inputs)
         processor, self.processing_class = self.processing_class, Processed(self.processing_class)
         try:
             output = super()._generate_and_score_completions(inputs)
         finally:
             self.processing_class, self.clips = processor, None
+        if self.model.training:
+            first = self.accelerator.process_index * len(inputs)
+            output["has_advantage"] = self.has_advantage[first : first + len(inputs)]
+            if self.args.skip_zero_variance or self.args.dynamic_sampling:  # else as TRL leaves them, and recorded runs have them
+                output["advantages"] = output["advantages"] * output["has_advantage"]
+            if self.scale_rewards != "batch" and self.multi_objective_aggregation == "sum_then_normalize":
+                self._metrics["train"]["frac_reward_zero_std"][-1] = 1 - self.has_advantage.float().mean().item()
         prompt, completion = output["prompt_ids"].shape[1], output["completion_ids"].shape[1]
         return output | video.widened(self.video_fields, prompt + completion, completion)
 
     def _compute_loss(self, model, inputs):
-        if not self.weights_move.done:
-            self.weights_move.had_advantage |= bool(inputs["advantages"].any())
+        if self.model.training:
+            informative = bool(inputs["has_advantage"].any())
+            self.weights_move.had_advantage |= informative
+            self.no_empty_step.informative |= informative
         self.video_fields = {name: inputs[name] for name in batches.VIDEO_FIELDS if name in inputs}
         return super()._compute_loss(model, inputs)
 

@@ -8,14 +8,16 @@ import pytest
 import safetensors.torch
 import torch
 import trl
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import Qwen2_5_VLForConditionalGeneration
+from transformers import Qwen2_5_VLForConditionalGeneration, TrainerCallback
 
 import rewards
 import trainer
 from tests import tiny_critic
 from tests.tiny_critic import config, critique
-from training import checkpoints, launch
+from training import batches, checkpoints, launch
 from training.batches import of_prompts, processor_fields
 
 
@@ -137,6 +139,18 @@ def test_a_prompt_longer_than_the_window(model, pairs, tmp_path):
         grpo.train()
 
 
+class Weights(TrainerCallback):
+    """Keeps the weights as they are before the first step and after each."""
+
+    def __init__(self):
+        self.found = []
+
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        self.found.append({name: weight.detach().clone() for name, weight in model.named_parameters()})
+
+    on_step_end = on_train_begin
+
+
 # ------------------------------------------------------------------------------------------------- rewards and advantages
 
 
@@ -206,6 +220,62 @@ def test_metrics_that_are_undefined_are_not_logged(model, pairs, tmp_path):
     _, metrics = scored(model, pairs, tmp_path, CRITIC, lambda row, k: "nothing", [0])
     assert metrics["unreadable"] == 1.0 and metrics["frac_reward_zero_std"] == 1.0
     assert "phi" not in metrics and "verdict_first_share" not in metrics
+
+
+STAGE_2 = [0.2 * own + 0.7 * judged + 0.1 * form for own in (0, 1) for judged in (0, 1) for form in (0, 0.5, 1)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(STAGE_2) | st.floats(-10, 10, width=32), st.integers(2, 16), st.integers(0, 3), st.booleans())
+def test_equal_rewards_are_no_advantage_and_different_ones_are(value, size, absent, apart):
+    """Of every value, with rows to which nothing applies; one reward that differs by 1e-3 of it, or by 1e-6 at least, counts."""
+    rows = torch.full((size, 1), value)
+    rows[: min(absent, size - 2)] = torch.nan
+    other = rows.clone()
+    other[-1] += max(abs(value) * 1e-3, 1e-6)
+    got = batches.has_advantage(torch.cat([rows, other]), torch.ones(1), size, apart)
+    assert got.tolist() == [False] * size + [True] * size
+
+
+def test_equal_rewards_are_no_advantage_whatever_their_parts_add_up_to():
+    """All 12 values of stage 2 in groups of 8, summed as TRL does; three parts that differ with one sum; one admitted row."""
+    weights, kinds = torch.tensor([0.2, 0.7, 0.1]), [(own, judged, form) for own in (0, 1) for judged in (0, 1) for form in (0, 0.5, 1)]
+    parts = torch.tensor(kinds, dtype=torch.float32).repeat_interleave(8, dim=0)  # (96, 3)
+    assert not batches.has_advantage(parts, weights, 8).any() and not batches.has_advantage(parts, weights, 8, apart=True).any()
+    one_sum = torch.tensor([[0.7, 0.2, 0.0], [0.0, 0.2, 0.7], [0.2, 0.0, 0.7], [0.7, 0.0, 0.2]])
+    assert not batches.has_advantage(one_sum, torch.ones(3), 4).any() and batches.has_advantage(one_sum, torch.ones(3), 4, True).all()
+    assert not batches.has_advantage(torch.tensor([[1.0], [torch.nan]]), torch.ones(1), 2).any()
+
+
+@pytest.mark.parametrize("value", [0.1, 0.3, 0.7, 0.8, 0.9])
+def test_a_batch_of_equal_rewards_takes_no_step_and_no_draw(model, pairs, tmp_path, capsys, value):
+    """With skip_zero_variance no weight moves, though AdamW's momentum (of step 1, which has advantages) and decay would."""
+
+    def equal_from_step_2(completions, trainer_state, **kwargs):
+        return [value + 0.1 * (i % 3) * (trainer_state.global_step == 0) for i in range(len(completions))]
+
+    changes = {"num_generations": 8, "skip_zero_variance": True, "dynamic_sampling": 1, "max_steps": 3, "weight_decay": 0.1}
+    grpo = replay(model, config(tmp_path, per_device_train_batch_size=16, **changes), pairs, [equal_from_step_2])
+    kept = Weights()
+    grpo.add_callback(kept)
+    grpo.train()
+    first, second, third = [entry for entry in grpo.state.log_history if "loss" in entry]
+    assert (first["steps_left_out"], first["frac_reward_zero_std"], first["dynamic_sampling/accepted"]) == (0.0, 0.0, 1.0)
+    for entry in (second, third):
+        assert (entry["steps_left_out"], entry["frac_reward_zero_std"], entry["dynamic_sampling/accepted"]) == (1.0, 1.0, 0.0)
+        assert entry["grad_norm"] == 0.0
+    start, *steps = kept.found
+    assert any(not torch.equal(start[name], weight) for name, weight in steps[0].items())
+    assert all(torch.equal(steps[0][name], steps[2][name]) for name in start)
+
+
+def test_what_rounding_leaves_of_equal_rewards_is_not_taken_for_learning(model, pairs, tmp_path, capsys):
+    """As TRL trains, without skip_zero_variance: the log counts the groups, and says that nothing was learnt."""
+    args = config(tmp_path, num_generations=8, per_device_train_batch_size=16, max_steps=2)
+    grpo = replay(model, args, pairs, [lambda completions, **kwargs: [0.7] * len(completions)])
+    grpo.train()
+    assert [entry["frac_reward_zero_std"] for entry in grpo.state.log_history if "loss" in entry] == [1.0, 1.0]
+    assert "no step had a learning rate and an advantage: nothing was learnt" in capsys.readouterr().out
 
 
 def test_questions_and_pairs_in_one_batch(model, tmp_path):

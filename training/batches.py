@@ -12,6 +12,7 @@ import random
 
 import numpy as np
 import torch
+from transformers import TrainerCallback
 from trl.trainer.utils import RepeatSampler, split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
 # What a processor makes of images; everything else has one row a completion.
@@ -276,17 +277,50 @@ def check_groups(trainer):
         )
 
 
-def has_advantage(trainer, advantages):
-    """Whether each row's group has an advantage anywhere, (B,); a group may be spread over processes."""
-    groups = trainer.accelerator.gather(advantages).view(-1, trainer.num_generations).ne(0).any(dim=1)
-    first = trainer.accelerator.process_index * len(advantages)
-    return groups.repeat_interleave(trainer.num_generations)[first : first + len(advantages)]
+def has_advantage(parts, weights, size, apart=False):
+    """Whether each row's group has rewards that differ beyond rounding, (B,).
+
+    parts: (B, F) rewards of F functions, NaN where one does not apply; a row of nothing else counts for nothing. apart: each
+    function is standardised on its own (TRL's normalize_then_sum). Decided from the rewards: what standardising leaves of
+    equal ones is up to 6e-4 in float32, as their mean is not quite their value (TRL's frac_reward_zero_std is taken in by it).
+
+    >>> has_advantage(torch.tensor([[0.7], [0.7], [0.1], [torch.nan], [1.0], [0.0]]), torch.ones(1), 2)
+    tensor([False, False, False, False,  True,  True])
+    """
+    values, absent = parts * weights, parts.isnan().all(dim=1, keepdim=True)
+    values = values if apart else values.nansum(dim=1, keepdim=True).masked_fill(absent, torch.nan)
+    groups = values.view(-1, size, values.shape[1])  # (groups, G, F), or one sum in place of F
+    low = groups.masked_fill(groups.isnan(), torch.inf).amin(dim=1)
+    high = groups.masked_fill(groups.isnan(), -torch.inf).amax(dim=1)
+    differ = (low < high) & ~torch.isclose(low, high, rtol=1e-6)
+    return differ.any(dim=1).repeat_interleave(size)
+
+
+class NoEmptyStep(TrainerCallback):
+    """Takes the gradients away before an optimizer step in which no process had a group with an advantage.
+
+    They are zeros, by which AdamW's momentum and weight decay would still move weights. Only the step's effect is missing: it
+    counts, and the learning rate goes on. (DeepSpeed's engine has stepped by then.)
+    """
+
+    def __init__(self, trainer):
+        self.trainer, self.informative = trainer, False
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.informative = False
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        device = self.trainer.accelerator.device
+        empty = not self.trainer.accelerator.gather(torch.tensor([self.informative], device=device)).any()
+        self.trainer._metrics["train"]["steps_left_out"].append(float(empty))
+        if empty:
+            model.zero_grad(set_to_none=True)
 
 
 def filled(trainer, output):
     """The batch with groups of further prompts in place of those without an advantage, as far as dynamic_sampling goes."""
     size, accelerator, draws = trainer.num_generations, trainer.accelerator, 0
-    good = has_advantage(trainer, output["advantages"])[::size]  # (groups of this process,)
+    good = output["has_advantage"][::size]  # (groups of this process,)
     drawn, accepted = len(good), int(good.sum())
     while draws < trainer.args.dynamic_sampling:
         count = int(accelerator.gather((~good).sum()).max())  # the same in every process, as rewards are gathered
@@ -294,12 +328,12 @@ def filled(trainer, output):
             break
         draws += 1
         more = trainer.draw(further_rows(trainer, draws, count))
-        found = has_advantage(trainer, more["advantages"])[::size].nonzero().flatten().tolist()
+        found = more["has_advantage"][::size].nonzero().flatten().tolist()
         order = list(range(len(output["advantages"])))
         for slot, new in zip((~good).nonzero().flatten().tolist(), found):
             order[slot * size : slot * size + size] = range(len(order) + new * size, len(order) + new * size + size)
         output = take(join([output, more]), order)
-        good = has_advantage(trainer, output["advantages"])[::size]
+        good = output["has_advantage"][::size]
         drawn, accepted = drawn + count, accepted + len(found)
     output["num_items_in_batch"] = accelerator.gather(output["completion_mask"].sum()).sum()
     counts = torch.tensor([[drawn, accepted, len(good), int(good.sum())]], device=good.device)

@@ -167,6 +167,7 @@ def start_model(start, args, model_args, max_pixels=None):
     for note in args.notes:
         log(note)
     check_packages(args, model_args)
+    check_settings(args)
     start = starting_point(start)
     if (Path(start) / "adapter_config.json").is_file():
         merged = Path(args.output_dir) / "merged_start"
@@ -201,6 +202,25 @@ def check_packages(args, model_args):
             "use_vllm needs vllm, in the server mode too, and it is not installed. It cannot share the environment of "
             "requirements.txt: make one of its own from requirements-vllm.txt, or leave use_vllm out"
         )
+
+
+def check_settings(args):
+    """ValueError for settings with which a run would end without a model, or learn nothing of long completions, unseen."""
+    plugin = getattr(args, "deepspeed_plugin", None)
+    zero = plugin.deepspeed_config.get("zero_optimization", {}) if plugin is not None and plugin.zero_stage == 3 else None
+    if zero is not None and not zero.get("stage3_gather_16bit_weights_on_model_save"):
+        raise ValueError(
+            "ZeRO-3 without stage3_gather_16bit_weights_on_model_save would save no weights that can be loaded: launch with "
+            "--config_file accelerate_configs/eight_gpus_zero3.yaml, or add --zero3_save_16bit_model true"
+        )
+    if getattr(args, "use_vllm", False) and args.vllm_importance_sampling_correction:
+        asked = {"top_p": args.top_p, "top_k": args.top_k, "min_p": args.min_p} | (args.generation_kwargs or {})
+        if asked["top_p"] < 1 or (asked["top_k"] or 0) > 0 or asked["min_p"]:
+            raise ValueError(
+                "with vLLM's importance-sampling correction, top_p below 1, top_k and min_p take the gradient of long "
+                "completions away: the correction multiplies the shares of probability that they cut (top_p 0.99: by 0.13 to "
+                "0.31 after 256 tokens). Add --vllm_importance_sampling_correction false, or --top_p 1 --top_k 0"
+            )
 
 
 def attention(args, model_args):

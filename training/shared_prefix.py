@@ -12,11 +12,12 @@ import types
 
 import torch
 from accelerate.utils import is_peft_model
+from torch.distributed.fsdp import FSDPModule
 from transformers import DynamicCache, GenerationConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import GenerationMode
 
-from training import batches
+from training import batches, sharding
 from training.checkpoints import log
 
 # -------------------------------------------------------------------------------------------------------------- on or off
@@ -56,9 +57,9 @@ def start(trainer):
     ValueError where it is to be on and cannot be.
     """
     args, accelerator, why = trainer.args, trainer.accelerator, refusal(trainer)
-    sharded = trainer.is_fsdp_enabled or (trainer.is_deepspeed_enabled and accelerator.state.deepspeed_plugin.zero_stage == 3)
+    sharded = sharding.sharded(trainer)
     if args.shared_prefix == "auto" and sharded:
-        why = why or "it has not been tried with sharded weights (FSDP, ZeRO-3); --shared_prefix on tries it"
+        why = why or "with sharded weights (FSDP, ZeRO-3) it has been tried with tiny models only; --shared_prefix on tries it"
     if why and args.shared_prefix == "on":
         raise ValueError(f"shared_prefix cannot be on: {why}")
     if why or args.shared_prefix == "off":
@@ -97,13 +98,16 @@ def install(model):
             return score(*args, **kwargs)
         if hasattr(self.base_model, "rope_deltas"):
             self.base_model.rope_deltas = None  # else it may be an earlier batch's
-        cache, shift = prompt_pass(self, self.base_model, prompt, prompt_rows)
+        cache, shift, seen = prompt_pass(self, self.base_model, prompt, prompt_rows)
         past, mask = cache.get_seq_length(), kwargs["attention_mask"]
         if shift is None:  # as transformers counts where no positions are given
             places = torch.arange(past, mask.shape[1], device=mask.device)[None].expand(len(mask), -1)  # (B, C)
         else:
             places = (mask.cumsum(dim=1) - 1)[:, past:] + shift  # (B, C)
-        return score(*args, cache=cache, position_ids=places, fused_lm_head=True, **kwargs)
+        output = score(*args, cache=cache, position_ids=places, fused_lm_head=True, **kwargs)
+        if isinstance(self, FSDPModule):  # gathers a layer's weights again where a gradient reaches its output, not its cache
+            output.log_probs = output.log_probs + seen.last_hidden_state.mean() * 0
+        return output
 
     @functools.wraps(type(model).generate)
     def generate(self, *args, prompt_rows=None, compare=None, **kwargs):
@@ -116,7 +120,7 @@ def install(model):
         prompt = {"input_ids": ids[first], "attention_mask": mask[first], **kwargs}
         places = self._prepare_position_ids_for_generation(prompt["input_ids"], prompt)  # (U, P), M-RoPE: (4, U, P) and its shift
         run = functools.partial(self, logits_to_keep=1, position_ids=places[..., :length])
-        cache, shift = prompt_pass(self, run, cut(prompt, length), prompt_rows)
+        cache, shift, _ = prompt_pass(self, run, cut(prompt, length), prompt_rows)
         if shift is not None:
             self.base_model.rope_deltas = shift
         return sample(input_ids=ids, attention_mask=mask, cache=cache, generation_config=config)
@@ -125,13 +129,13 @@ def install(model):
 
 
 def prompt_pass(model, run, prompt, prompt_rows):
-    """(cache, shift): keys and values of the prompts, one row for each of prompt_rows (B,), and M-RoPE's shift of
-    positions after images, (B, 1), None for models and prompts that have none."""
+    """(cache, shift, output): keys and values of the prompts, one row for each of prompt_rows (B,), and M-RoPE's shift of
+    positions after images, (B, 1), None for models and prompts that have none; and what the model returned."""
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    run(**prompt, cache=cache, use_cache=True)
+    output = run(**prompt, cache=cache, use_cache=True)
     cache.batch_select_indices(prompt_rows)
     shift = getattr(model.base_model, "rope_deltas", None)
-    return cache, None if shift is None else shift.to(prompt_rows.device)[prompt_rows]
+    return cache, None if shift is None else shift.to(prompt_rows.device)[prompt_rows], output
 
 
 def cut(batch, length):
@@ -193,6 +197,7 @@ def can_share(model, batch, completion_length):
 # Largest accepted difference of log-probabilities or logits (mean over tokens) and of gradients (relative to their norm).
 # Half precision differs from itself by about a hundredth when a row stands in another batch.
 TOLERANCE, COARSE = (1e-4, 1e-3), (5e-2, 0.2)
+PROBE_ROWS = 3  # scored to compare log-probabilities
 PROBE_TOKENS = 4  # sampled to compare generation
 SMALL = 2**20  # gradients of parameters up to this size are compared: norms, biases and adapters of every layer
 STEP = 64  # lengths count as compared up to the next multiple of this
@@ -271,13 +276,15 @@ def weighed(score, batch, pieces, weights, parameters):
 
 
 def probe_rows(batch, completion_length):
-    """The longest row, another one of its prompt where there is one, and the row of the shortest prompt."""
+    """The longest row, another one of its prompt where there is one, and the row of the shortest prompt; the longest again
+    where these are fewer: with sharded weights every process must run as many passes."""
     mask = batch["attention_mask"]
     prompts = mask[:, :-completion_length].sum(dim=1).tolist()
     longest = max(range(len(mask)), key=mask.sum(dim=1).tolist().__getitem__)
     ids = batch["input_ids"][:, :-completion_length]
     twin = [i for i in range(len(mask)) if i != longest and torch.equal(ids[i], ids[longest])][:1]
-    return list(dict.fromkeys([longest, *twin, min(range(len(mask)), key=prompts.__getitem__)]))
+    rows = list(dict.fromkeys([longest, *twin, min(range(len(mask)), key=prompts.__getitem__)]))
+    return rows + [longest] * (PROBE_ROWS - len(rows))
 
 
 def compared_parameters(model):
@@ -293,9 +300,8 @@ def generation_difference(model, input_ids, attention_mask, prompt_rows, generat
     """
     first, ids, mask = batches.first_rows(prompt_rows), input_ids, attention_mask
     settings = {name: getattr(generation_config, name) for name in ("pad_token_id", "bos_token_id", "suppress_tokens")}
-    config = GenerationConfig(
-        **settings, max_new_tokens=PROBE_TOKENS, output_logits=True, return_dict_in_generate=True, disable_compile=True
-    )
+    settings |= {"max_new_tokens": PROBE_TOKENS, "min_new_tokens": PROBE_TOKENS}  # as many passes in every process
+    config = GenerationConfig(**settings, output_logits=True, return_dict_in_generate=True, disable_compile=True)
     ours = model.generate(input_ids=ids, attention_mask=mask, prompt_rows=prompt_rows, generation_config=config, **fields)
     own = model.generate(input_ids=ids[first], attention_mask=mask[first], generation_config=config, **fields)
     steps = []
