@@ -1,6 +1,7 @@
 """Records of questions and pairs, their frames and clips, and the files that hold them: one face for the scripts.
 
-Inside the packages the module itself is imported; `data.video_inputs` (torch), `data.sources` and `data.pairing` stand apart.
+Inside the packages the module itself is imported; `data.video_inputs` (torch), `data.sources`, `data.pairing` and
+`data.balance` stand apart.
 """
 
 from data.files import (
