@@ -53,8 +53,9 @@ class EvaluateConfig:
     media: str | None = field(default=None, metadata={"help": "of --source: folder of clips, where it is not the data set's"})
     allow_rejected: bool = field(default=False, metadata={"help": "of --source: go on with more than 1% of the rows rejected"})
     limit: int | None = field(default=None, metadata={"help": "evaluate this many records, drawn by a hash of their ids"})
-    prompt: Literal["self_ref", "no_self_ref", "no_criteria"] = field(
-        default="self_ref", metadata={"help": "the critic's prompt; question mode has one prompt"}
+    prompt: Literal["self_ref", "no_self_ref", "no_criteria", "unified_think"] = field(
+        default="self_ref",
+        metadata={"help": "the critic's prompt, or UnifiedReward-Think's and its way to answer; question mode has one prompt"},
     )
     prompt_file: str | None = field(default=None, metadata={"help": "a benchmark's own prompt instead (docs/data.md)"})
     base_url: str | None = field(default=None, metadata={"help": "OpenAI-compatible server that serves --model"})
@@ -72,7 +73,8 @@ class EvaluateConfig:
 
 def make_row(config, record, order, completion, prompt):
     """One line of the JSONL."""
-    text, variant = completion.text, "own" if config.prompt_file else config.prompt
+    text, foreign = completion.text, config.prompt_file and config.prompt != "unified_think"
+    variant = "own" if foreign else config.prompt
     if order is None:
         said = read_answer(record, text, own_reading=variant == "own" and config.source == "egoplan_bench2")
     else:
@@ -130,7 +132,8 @@ def evaluate(config):
             raise SystemExit(f"--{name} must be at least 1, got {getattr(config, name)}")
     if config.verifier and config.mode != "judge" or config.source and not config.dataset:
         raise SystemExit("--verifier needs --mode judge, and --source needs --dataset (a local path or hub id)")
-    if config.video_input == "native" and (config.base_url or config.verifier or config.prompt_file):
+    foreign = config.prompt_file or config.prompt == "unified_think"
+    if config.video_input == "native" and (config.base_url or config.verifier or foreign):
         raise SystemExit("--video_input native is for a model in this process and our own prompts: use --video_input frames")
     if config.dataset is None:
         config.dataset = str(data.embedded("pairs" if config.mode == "judge" else "questions", config.split))

@@ -52,6 +52,17 @@ VARIANTS = {
     "no_criteria": (CRITIC_TASK, CRITIC_SELF_REF, CRITIC_SELF_REF_FORM),
 }
 
+# Another model's judge: UnifiedReward-Think (PhyCritic's Table 9) was trained on a prompt of this form. The words are ours; its own,
+# from its public repository, goes in by --prompt_file. judging/official_scores.py reads the answer.
+UNIFIED_THINK = (
+    "You see a picture, or the frames of a clip, a question about it, and two answers to the question. Compare the answers in "
+    "three dimensions. Semantic accuracy: does the answer reflect what is to be seen? Correctness: is it right, in facts and in "
+    "logic? Clarity: is it written clearly and fluently? Add further dimensions where they matter. In each dimension give both "
+    "answers a score from 1 to 10 with a short reason, then add up each answer's scores and show the sum. All of this stands in "
+    "<think> </think>. Then write in <answer> </answer> nothing but 'Answer 1 is better' or 'Answer 2 is better'.\n\n"
+    "Question: {question}\n{options}\nAnswer 1: {response_1}\nAnswer 2: {response_2}"
+)
+
 # The verifier's (verifier.py). Task, trajectory A, trajectory B, scale and form, criterion last: the criterion alone differs
 # between calls. What stands in braces is filled in there; judging/score_tokens.py reads the tags.
 

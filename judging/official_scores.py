@@ -43,6 +43,19 @@ def read_verdict(source, text):
     return rewards.parse_critique(text).verdict
 
 
+def read_unified(text):
+    """1 or 2, what UnifiedReward-Think's last <answer> names; None where it has none, or other words in it.
+
+    Its public evaluation looks for the right sentence anywhere in the text, its reasoning included; this reads the answer alone.
+
+    >>> read_unified("<think>so Answer 1 is better</think> <answer>Answer 2 is better</answer>"), read_unified("Answer 1 is better")
+    (2, None)
+    """
+    answers = re.findall(r"<answer>(.*?)</answer>", text, re.S)
+    found = re.fullmatch(r"\s*Answer ([12]) is better\.?\s*", answers[-1]) if answers else None
+    return int(found[1]) if found else None
+
+
 def read_letter(text):
     """EgoPlan-Bench2's reading: the first capital A, B, C or D anywhere, once stock phrases are gone; None where there is none.
 

@@ -5,6 +5,7 @@ import os
 import re
 
 import data
+import prompts
 import rewards
 from data.files import short_sha
 from judging import official_scores
@@ -39,6 +40,8 @@ def load_tasks(path, judge=False, limit=None, answered=True):
 
 def task_prompt(record, order, n_frames, variant, template=None, n_videos=0):
     """Chat messages of a task; order "21" shows the record's response_2 first. `template` replaces our prompt."""
+    if template is None and order and variant == "unified_think":
+        template = prompts.UNIFIED_THINK
     if template is None:
         return data.record_prompt(record, order, n_frames, variant, n_videos)
     shown = [record["response_" + number] for number in order or ""]
@@ -60,14 +63,16 @@ def read_judgement(record, order, text, variant, p=None, source=None):
     """What a judgement says: prediction, and the verdict turned back to the record's order (None where unreadable).
 
     prediction_correct is None where no prediction is asked for, or the truth is not known. `p` is the probability of the
-    response shown first, of a judge that writes no verdict. `variant` "own": as the benchmark `source` reads its own prompt.
+    response shown first, of a judge that writes no verdict. `variant` "own": as the benchmark `source` reads its own prompt;
+    "unified_think": as UnifiedReward-Think answers.
     """
     critique = rewards.parse_critique(text)
     verdict = official_scores.read_verdict(source, text) if variant == "own" else critique.verdict
+    verdict = official_scores.read_unified(text) if variant == "unified_think" else verdict
     if p is not None:
         verdict = None if p == 0.5 else 1 if p > 0.5 else 2
     verdict, right = int(order[verdict - 1]) if verdict else None, None
-    if variant not in ("no_self_ref", "own") and p is None and record["answer"] is not None:
+    if variant not in ("no_self_ref", "own", "unified_think") and p is None and record["answer"] is not None:
         said, options = critique.prediction, record.get("options")
         right = said is not None and rewards.answers_match(said, record["answer"], options)
     lengths = len(record["response_1"]), len(record["response_2"])

@@ -78,6 +78,30 @@ def test_self_prediction(text, variant, prediction_correct, reason):
     assert row["verdict_correct"]
 
 
+UNIFIED = [  # (text, order, verdict, why)
+    ("<think>1. Clarity: Answer 1 (9/10), Answer 2 (7/10)</think>\n<answer>Answer 1 is better</answer>", "12", 1, "its own form"),
+    ("<think>so Answer 1 is better</think><answer> Answer 2 is better. </answer>", "12", 2, "the answer, not the reasoning"),
+    ("<answer>Answer 1 is better</answer>", "21", 2, "turned back to the record's order"),
+    ("<answer>Answer 1 is better</answer> no, <answer>Answer 2 is better</answer>", "12", 2, "the last one"),
+    ("<think>Answer 1 is better</think>", "12", None, "cut off before its answer"),
+    ("<answer>Answer 1 or Answer 2 is better</answer>", "12", None, "both"),
+    ("\\boxed{Response 1}", "12", None, "our own form is not its"),
+]
+
+
+@pytest.mark.parametrize("text, order, verdict, why", UNIFIED, ids=[case[-1] for case in UNIFIED])
+def test_unified_reward_think_is_read_as_it_answers(text, order, verdict, why):
+    row = tasks.read_judgement(PAIR, order, text, "unified_think")
+    assert (row["verdict"], row["prediction_correct"]) == (verdict, None), why
+
+
+def test_unified_reward_think_is_asked_in_its_form():
+    asked = tasks.task_prompt(PAIR, "21", 2, "unified_think")[0]["content"]
+    assert [block["type"] for block in asked] == ["image", "image", "text"]
+    first, second = (asked[-1]["text"].index(f"Answer {n}: {PAIR['response_' + own]}") for n, own in ((1, "2"), (2, "1")))
+    assert first < second and "<answer> </answer>" in asked[-1]["text"]
+
+
 @pytest.mark.parametrize(
     "text, correct, reason",
     [("so \\boxed{A}", True, "right"), ("so \\boxed{B}", False, "wrong"), ("", False, "unreadable is wrong")],
