@@ -30,7 +30,10 @@ report: .venv/.installed
 notebooks: .venv/.installed
 	@.venv/bin/python -m analysis.notebooks
 
+# First how long --help takes, in seconds
 bench: .venv/.installed
+	@for script in train_stage2.py train_dpo.py evaluate.py best_of_n.py build_pairs.py critic.py; do \
+	  TIMEFORMAT="$$script --help %R"; time .venv/bin/python $$script --help > /dev/null; done
 	@HF_HUB_OFFLINE=1 .venv/bin/python -m analysis.bench_train_step --grid small
 
 bench-gpu: .venv/.installed

@@ -29,11 +29,9 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-import torch
 from tqdm import tqdm
 
 from analysis import headline
-from analysis.bench_step import CONTENDERS, measure, measure_gpu
 from data import files
 
 AXES = {"prompt": (256, 1024, 2048), "completion": (64, 256), "group": (4, 8, 16), "frames": (4, 8, 16)}
@@ -41,7 +39,8 @@ MAIN, SMALL, BASE = (2048, 256, 8, 8), (256, 64, 4, 4), (1024, 64, 8, 8)
 GPU_POINT, TINY_POINT = (2048, 512, 8, 8), (64, 8, 4, 2)
 PARTS = ("generation", "reference", "forward", "backward", "step")
 CODE = ("analysis/bench_step.py", "training/shared_prefix.py", "training/batches.py", "trainer.py")
-PROCESSES = {"cpu": ("time", "stock", "ours"), "gpu": ("difference", *CONTENDERS), "tiny": ("difference", *CONTENDERS)}
+COMPARED = ("difference", "ours", "stock, checkpoints", "stock")  # bench_step.CONTENDERS, whose import takes long
+PROCESSES = {"cpu": ("time", "stock", "ours"), "gpu": COMPARED, "tiny": COMPARED}
 
 
 def grid(name):
@@ -68,6 +67,8 @@ def run_grid(points, out, repeats, kind="cpu", limit=None):
 
     What has not ended `limit` seconds from now is left to the next call.
     """
+    import torch
+
     file, now, begun = out / "rows.jsonl", code(), time.monotonic()
     done = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
     found = {(tuple(row["point"]), row["part"]): row for row in done if row["code"] == now}
@@ -188,6 +189,8 @@ def parse(argv):
         parser.error(f"--repeats must be at least 1, got {args.repeats}")
     if args.point and args.part not in PROCESSES[args.kind]:
         parser.error(f"--part must be one of {PROCESSES[args.kind]}, got {args.part!r}")
+    import torch  # after --help
+
     if args.kind == "gpu" and not torch.cuda.is_available():
         parser.error("no GPU is at hand: this measures a 7B model on one. --tiny runs a small cut of it on the CPU")
     return args
@@ -195,6 +198,10 @@ def parse(argv):
 
 def main(argv=None):
     args = parse(argv)
+    import torch
+
+    from analysis.bench_step import measure, measure_gpu
+
     on_cpu = args.kind == "cpu"
     if args.point and not on_cpu:
         print(json.dumps(measure_gpu(args.kind, tuple(args.point), args.part, args.repeats)))

@@ -11,6 +11,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from data import command
 from data.files import commit
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -112,6 +113,7 @@ def readme(text):
 
 
 if __name__ == "__main__":
+    command.Parser(description=__doc__).parse_args()
     entries = {row["name"]: row["entry"] for group in groups() for row in group["rows"]}
     FILE.write_text(json.dumps(entries, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     README.write_text(readme(README.read_text(encoding="utf-8")), encoding="utf-8")

@@ -12,10 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from types import SimpleNamespace
 
-from transformers import AutoConfig, Qwen2_5_VLConfig
-from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
-
 from analysis import headline
+from data import command
 
 GIB, SIDE = 2**30, 28  # SIDE: pixels along one visual token
 BEGIN, END = "<!-- tables: python -m analysis.scaling_budget -->", "<!-- /tables -->"
@@ -38,6 +36,8 @@ SMALL_VISION = {"hidden_size": 32, "intermediate_size": 96, "num_heads": 2, "out
 
 def architecture(name, text=None, vision=None):
     """The Qwen2_5_VLConfig of "7B" or "72B", with changes to its text_config and vision_config where given."""
+    from transformers import Qwen2_5_VLConfig  # here, as below: --help and the report need no torch
+
     numbers, tower = SIZES[name]
     text = TEXT | {"rope_parameters": ROPE | {"mrope_section": [16, 24, 24]}} | dict(zip(NAMES, numbers)) | (text or {})
     vision = VISION | {"tokens_per_second": 2} | tower | (vision or {})
@@ -99,6 +99,8 @@ def visual_tokens(height, width, max_pixels=14 * 14 * 4 * 1280):
     >>> visual_tokens(448, 448), visual_tokens(480, 640), visual_tokens(720, 1280, max_pixels=200704)
     (256, 391, 252)
     """
+    from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
+
     height, width = smart_resize(height, width, factor=SIDE, max_pixels=max_pixels)
     return height * width // SIDE**2
 
@@ -299,6 +301,8 @@ MEASURED = {  # of `predictions`, in their order; tests/test_scaling_budget.py m
 
 def tiny_configs():
     """{name: config}: physworld's model, and 7B's architecture made small (fewer heads for keys, a head of its own)."""
+    from transformers import AutoConfig
+
     tower = SMALL_VISION | {"depth": 2, "fullatt_block_indexes": [1]}
     small = architecture("7B", SMALL_TEXT | {"vocab_size": 512, "eos_token_id": 2}, tower)
     return {"physworld's model": AutoConfig.from_pretrained(headline.ROOT / "physworld" / "tiny_vlm"), "7B made small": small}
@@ -346,4 +350,5 @@ def tables():
 
 
 if __name__ == "__main__":
+    command.Parser(description=__doc__).parse_args()
     DOC.write_text(headline.rewritten(DOC.read_text(encoding="utf-8"), BEGIN, tables(), END), encoding="utf-8")

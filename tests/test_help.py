@@ -71,6 +71,8 @@ SHOWN = [  # the command line, what its help must say
     ("-m judging.official_scores", ["ROWS.jsonl", "PREDICTIONS.csv"]),
     ("-m physworld.make_base", ["--out", "--work"]),
     ("-m analysis.mechanism", ["rows", "out"]),
+    ("-m analysis.scaling_budget", ["usage"]),
+    ("-m analysis.headline", ["usage"]),
 ]
 
 
