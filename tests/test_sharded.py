@@ -65,8 +65,9 @@ def train(model, folder, reward=rewarded, **changes):
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     changes = {"max_steps": 3} | changes
     per_step = changes.pop("steps_per_generation", 1)
-    values = {"prompts_per_step": None, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2 * per_step // processes}
-    values |= {"beta": 0.01, "optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0, "shuffle_dataset": False}
+    values = {"prompts_per_step": None, "per_device_train_batch_size": 4, "beta": 0.01}
+    values |= {"gradient_accumulation_steps": 2 * per_step // processes, "shuffle_dataset": False}
+    values |= {"optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0}
     args = tiny_critic.config(folder, **(values | changes))
     if processes > 1:  # accelerate shards weights on accelerators only; its code for them runs on the CPU as well
         args.distributed_state.distributed_type = DistributedType.MULTI_GPU
