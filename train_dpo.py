@@ -321,7 +321,7 @@ class EndedCollator(DataCollatorForVisionPreference):
         return batch
 
 
-class PolicyDPOTrainer(DPOTrainer):
+class PolicyDPOTrainer(checkpoints.LoadsStrictly, DPOTrainer):
     """DPOTrainer with EndedCollator and the guards of trainer.CriticGRPOTrainer."""
 
     def __init__(self, args, processing_class, **kwargs):
@@ -334,10 +334,6 @@ class PolicyDPOTrainer(DPOTrainer):
         log(f"training {trainable:,} of {total:,} parameters")
         self.weights_move = WeightsMove(self)
         self.add_callback(self.weights_move)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
-        if not checkpoints.load_strictly(self, resume_from_checkpoint):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _compute_loss(self, model, inputs, return_outputs):
         self.weights_move.had_advantage = True  # two different responses always pull

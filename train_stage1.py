@@ -1,17 +1,18 @@
 """Stage 1, physical skill warm-up: GRPO on questions with the accuracy reward (PhyCritic, arXiv 2602.11124).
 
-    reward = 1[the answer in \\boxed{} matches]
+    reward = 1[the answer matches]      in \\boxed{} as the prompt asks, or else the last one that is stated
 
 Smallest command (embedded default: a 1.8 M parameter model on simulated clips):
     python train_stage1.py
 Two steps, to see that it runs:
     python train_stage1.py --max_steps 2 --output_dir /tmp/stage1
 The paper's recipe (Qwen2.5-VL-7B-Instruct; needs 8 GPUs of 80 GB and the packages of requirements-gpu.txt):
-    accelerate launch --num_processes 8 --use_deepspeed --zero_stage 3 --mixed_precision bf16 \\
+    accelerate launch --config_file accelerate_configs/eight_gpus_zero3.yaml \\
         train_stage1.py --config experiments/phycritic_7b_stage1.yaml --dataset questions.jsonl
 
 Time: the embedded default takes 60 steps of 1.6 s on one CPU core.
-Departs from the paper: TRL in place of veRL; values that the paper does not state carry a comment in the YAML.
+Departs from the paper: TRL in place of veRL; answers match by meaning (1/2 is 0.5), the paper's as texts; values that
+the paper does not state carry a comment in the YAML.
 Leaves in output_dir: the model and its processor, config.yaml, checkpoints, completions/, tensorboard logs.
 """
 

@@ -12,11 +12,12 @@ The paper's sweeps and ablations (tables 5 to 7):
     accelerate launch train_stage2.py --prompt no_self_ref      # or no_criteria
     accelerate launch train_stage2.py --mixed --model_name_or_path physworld/tiny_vlm    # questions and pairs at once
 The paper's recipe (Qwen2.5-VL-7B-Instruct after stage 1; needs 8 GPUs of 80 GB and requirements-gpu.txt):
-    accelerate launch --num_processes 8 --use_deepspeed --zero_stage 3 --mixed_precision bf16 \\
+    accelerate launch --config_file accelerate_configs/eight_gpus_zero3.yaml \\
         train_stage2.py --config experiments/phycritic_7b_stage2.yaml --dataset pairs.jsonl
 
 Time: the embedded default takes 120 steps of 2.9 s on one CPU core.
-Departs from the paper: TRL in place of veRL; values that the paper does not state carry a comment in the YAML.
+Departs from the paper: TRL in place of veRL; --format strict is ours, presence the paper's; answers match by meaning, the paper's
+as texts; values that the paper does not state carry a comment in the YAML.
 Leaves in output_dir: the model and its processor, config.yaml, checkpoints, completions/, tensorboard logs.
 """
 

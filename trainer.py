@@ -29,7 +29,7 @@ import rewards
 from data import video_inputs
 from training import batches, checkpoints, sharding, shared_prefix, video
 from training.batches import OnceDataset, OnceSampler, Processed, numbered
-from training.checkpoints import load_strictly, log
+from training.checkpoints import LoadsStrictly, log
 from training.reward_calls import guarded, raise_everywhere
 from training.shared_prefix import compared_parameters, difference
 
@@ -43,7 +43,7 @@ def text_of(completion):
     return completion if isinstance(completion, str) else completion[-1]["content"]
 
 
-class CriticGRPOTrainer(GRPOTrainer):
+class CriticGRPOTrainer(LoadsStrictly, GRPOTrainer):
     """GRPOTrainer with rows that are not admitted, the critic's metrics, and guards. Same arguments."""
 
     def __init__(self, model, reward_funcs=None, args=None, train_dataset=None, **kwargs):
@@ -79,6 +79,7 @@ class CriticGRPOTrainer(GRPOTrainer):
         if args.skip_zero_variance:
             self.add_callback(self.no_empty_step)
         self.once = not self.tools and self.environment_factories is None  # images are processed once a prompt
+        self.told = False  # how long prompts are
         self.reads_videos, self.clips, self.video_fields = False, None, {}  # each row's clips; what TRL would not pass on
         if videos:
             video.start(self)
@@ -134,6 +135,14 @@ class CriticGRPOTrainer(GRPOTrainer):
                 f"that is {longest + self.max_completion_length}, more than the model's window of {window}. "
                 "Lower max_completion_length, max_frames or max_pixels"
             )
+        if not self.told:
+            self.told = True
+            visual = [i for i in (getattr(self.model.config, f"{kind}_token_id", None) for kind in ("image", "video")) if i is not None]
+            seen = [sum(ids.count(i) for i in visual) for ids in map(list, prompt_ids)]
+            log(
+                f"first batch: prompts of {sum(map(len, prompt_ids)) / len(prompt_ids):.0f} tokens in the mean, {longest} at most, "
+                f"of them visual {sum(seen) / len(seen):.0f} and {max(seen)}; max_pixels and max_frames lower these"
+            )
         if self.once and images is not None and isinstance(self.processing_class, Processed):
             self.processing_class.made = batches.left_padded(batches.of_prompts(batches.processor_fields(fields, images), number))
         return [prompt_ids[u] for u in number], images and [images[u] for u in number], fields
@@ -171,10 +180,6 @@ class CriticGRPOTrainer(GRPOTrainer):
             return self.sharing.model.generation_difference
 
         return self.sharing.agrees("generation", [max(lengths)], compare)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
-        if not load_strictly(self, resume_from_checkpoint):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _save_rng_state(self, output_dir):
         super()._save_rng_state(output_dir)

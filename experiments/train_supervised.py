@@ -7,7 +7,7 @@ is shown in both orders, so that position cannot be learned. TRL's SFTTrainer do
 
     python experiments/train_supervised.py --model_name_or_path runs/stage1
     python experiments/train_supervised.py --model_name_or_path runs/stage1 --max_steps 2 --output_dir /tmp/supervised
-    accelerate launch --num_processes 8 --use_deepspeed --zero_stage 3 --mixed_precision bf16 experiments/train_supervised.py \\
+    accelerate launch --config_file accelerate_configs/eight_gpus_zero3.yaml experiments/train_supervised.py \\
         --config experiments/phycritic_7b_supervised.yaml --dataset pairs.jsonl
 
 Evaluate it with `--prompt no_self_ref`, the prompt that it is trained in.
@@ -87,12 +87,8 @@ def supervised_dataset(records, variant, max_frames):
     return lines.with_transform(build)
 
 
-class SupervisedTrainer(SFTTrainer):
+class SupervisedTrainer(checkpoints.LoadsStrictly, SFTTrainer):
     """SFTTrainer that loads a checkpoint's weights strictly, as trainer.CriticGRPOTrainer does."""
-
-    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
-        if not checkpoints.load_strictly(self, resume_from_checkpoint):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
 
 
 def main():

@@ -56,17 +56,22 @@ def rewarded(completion_ids, id, **kwargs):
     return [0.3 if int(name[1:]) % 4 == 1 else float(len(ids)) for ids, name in zip(completion_ids, id)]
 
 
-def train(model, folder, **changes):
+def fails_in_one_process(completions, **kwargs):
+    return [1.0 if os.environ["RANK"] == "0" else float("nan")] * len(completions)
+
+
+def train(model, folder, reward=rewarded, **changes):
     """Losses of a short run; plain gradient descent, as tests/two_processes.py says why."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     changes = {"max_steps": 3} | changes
     per_step = changes.pop("steps_per_generation", 1)
-    values = {"prompts_per_step": None, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2 * per_step // processes}
-    values |= {"beta": 0.01, "optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0, "shuffle_dataset": False}
+    values = {"prompts_per_step": None, "per_device_train_batch_size": 4, "beta": 0.01}
+    values |= {"gradient_accumulation_steps": 2 * per_step // processes, "shuffle_dataset": False}
+    values |= {"optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0}
     args = tiny_critic.config(folder, **(values | changes))
     if processes > 1:  # accelerate shards weights on accelerators only; its code for them runs on the CPU as well
         args.distributed_state.distributed_type = DistributedType.MULTI_GPU
-    rest = {"reward_funcs": [rewarded], "args": args, "train_dataset": make_dataset()}
+    rest = {"reward_funcs": [reward], "args": args, "train_dataset": make_dataset()}
     if "max_completion_length" in changes:
         grpo = CriticGRPOTrainer(model, processing_class=AutoProcessor.from_pretrained(model, padding_side="left"), **rest)
     else:
@@ -84,7 +89,10 @@ def main(model, folder):
     for case, changes in CASES.items():
         print(f"-- {case}", file=sys.stderr, flush=True)
         found[case] = train(model, Path(folder) / case, **changes)
-    if int(os.environ["RANK"]) == 0:
+    with pytest.raises(ValueError if os.environ["RANK"] == "1" else RuntimeError) as fault:
+        train(model, Path(folder) / "fails", reward=fails_in_one_process, shared_prefix="off")
+    found["fault"] = str(fault.value)
+    if os.environ["RANK"] == "0":
         torch.save(found, Path(folder) / "found.pt")
     torch.distributed.destroy_process_group()
 
@@ -115,6 +123,10 @@ def test_two_processes_with_sharded_weights_train_as_one(model, two, tmp_path, c
 
 def test_sampling_with_sharded_weights_ends(two):
     assert len(two["sampled"]) == 1
+
+
+def test_a_reward_that_fails_in_one_process_ends_the_run_in_both(two):
+    assert two["fault"] == "a reward function failed in process 1, whose message says how; all processes end"
 
 
 if __name__ == "__main__":

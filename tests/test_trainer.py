@@ -3,6 +3,7 @@
 import inspect
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
@@ -276,6 +277,52 @@ def test_what_rounding_leaves_of_equal_rewards_is_not_taken_for_learning(model, 
     grpo.train()
     assert [entry["frac_reward_zero_std"] for entry in grpo.state.log_history if "loss" in entry] == [1.0, 1.0]
     assert "no step had a learning rate and an advantage: nothing was learnt" in capsys.readouterr().out
+
+
+def test_a_nan_is_an_error_that_names_the_function_and_the_row(model, pairs, tmp_path):
+    def served(completions, **kwargs):
+        return [None, 1.0, float("nan"), 0.0]
+
+    with pytest.raises(ValueError, match="reward function served returned NaN for row 'p3' .1 of 4.: return a number, or None"):
+        scored(model, pairs, tmp_path, [served], lambda row, k: "x", [3])
+
+
+def test_the_adapter_of_a_quantized_base_stays_float32(model, pairs, tmp_path):
+    """TRL makes it bfloat16; a base in bfloat16 that says it is quantized stands in for one."""
+    base = Qwen2_5_VLForConditionalGeneration.from_pretrained(model, dtype=torch.bfloat16)
+    base.is_loaded_in_4bit = True
+    processor = launch.AutoProcessor.from_pretrained(model, padding_side="left")
+    adapter = LoraConfig(target_modules=["q_proj"])
+    grpo = replay(base, config(tmp_path), pairs, [longer_is_better], processing_class=processor, peft_config=adapter)
+    kinds = {weight.requires_grad: set() for weight in grpo.model.parameters()}
+    for weight in grpo.model.parameters():
+        kinds[weight.requires_grad].add(weight.dtype)
+    assert kinds == {True: {torch.float32}, False: {torch.bfloat16}}
+
+
+@pytest.mark.parametrize("settings, fine", [({"zero3_save_16bit_model": True}, True), ({}, False)])
+def test_zero_3_that_would_save_no_weights_is_refused(tmp_path, settings, fine):
+    gathers = {"stage3_gather_16bit_weights_on_model_save": settings.get("zero3_save_16bit_model", False)}
+    args = config(tmp_path)
+    args.deepspeed_plugin = SimpleNamespace(zero_stage=3, deepspeed_config={"zero_optimization": {"stage": 3} | gathers})
+    if fine:
+        return launch.check_settings(args)
+    with pytest.raises(ValueError, match="eight_gpus_zero3.yaml, or add --zero3_save_16bit_model true"):
+        launch.check_settings(args)
+    args.deepspeed_plugin.zero_stage = 2
+    launch.check_settings(args)
+
+
+@pytest.mark.parametrize("cut", [{"top_p": 0.99}, {"top_k": 50}, {"min_p": 0.1}, {"generation_kwargs": {"top_p": 0.9}}, {}])
+def test_sampling_that_vllms_correction_punishes_is_refused(tmp_path, cut):
+    args = config(tmp_path, **cut)
+    launch.check_settings(args)  # transformers samples
+    args.use_vllm = True
+    if cut:
+        with pytest.raises(ValueError, match="--vllm_importance_sampling_correction false, or --top_p 1 --top_k 0"):
+            launch.check_settings(args)
+        args.vllm_importance_sampling_correction = False
+    launch.check_settings(args)
 
 
 def test_questions_and_pairs_in_one_batch(model, tmp_path):

@@ -14,6 +14,7 @@ import shutil
 import zipfile
 from pathlib import Path
 
+import safetensors
 import torch
 from accelerate.utils import is_peft_model, send_to_device
 
@@ -35,6 +36,14 @@ def load_strictly(trainer, folder):
     loaded = type(trainer.model).from_pretrained(folder, dtype=trainer.model.dtype)
     trainer.model.load_state_dict(loaded.state_dict(), strict=True)
     return True
+
+
+class LoadsStrictly:
+    """What the trainers here have before TRL's own: a checkpoint's weights are loaded strictly where that serves."""
+
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        if not load_strictly(self, resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
 
 
 # ---------------------------------------------------------------------------------------------------------- checkpoints
@@ -73,13 +82,10 @@ def missing_from_checkpoint(checkpoint):
 def whole_safetensors(path):
     """Whether the file is as long as its header says."""
     try:
-        with open(path, "rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
-    except (OSError, ValueError, MemoryError, OverflowError):
+        with safetensors.safe_open(path, "pt"):
+            return True
+    except (OSError, safetensors.SafetensorError):
         return False
-    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    return os.path.getsize(path) == 8 + length + max(ends, default=0)
 
 
 def resume_point(args):

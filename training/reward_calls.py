@@ -1,4 +1,4 @@
-"""Reward functions called so that a fault in one process ends the run in all: the others would wait where rewards are gathered."""
+"""Reward functions called so that a fault in one process ends the run in all: the others would wait to gather."""
 
 import functools
 import math

@@ -8,6 +8,7 @@ import functools
 import types
 
 import torch
+from accelerate.utils import is_peft_model
 from PIL import Image
 
 
@@ -28,9 +29,10 @@ def start(trainer):
     made = dict(image_processor(images=[Image.new("RGB", (56, 56), "grey")], return_tensors="pt"))
     for model in filter(None, (trainer.model, trainer.ref_model)):
         model = accelerator.unwrap_model(model)
-        base = getattr(model, "get_base_model", lambda: model)().base_model
-        if hasattr(base, "get_image_features"):
-            always_look(base, trainer._prepare_input(made), lambda: 1 + trainer.reads_videos)
+        model = model.get_base_model() if is_peft_model(model) else model
+        if hasattr(model.base_model, "get_image_features"):
+            model._supports_mm_encoder_outputs = lambda: False  # else generate looks at pictures before the model is called
+            always_look(model.base_model, trainer._prepare_input(made), lambda: 1 + trainer.reads_videos)
 
 
 def pictures_everywhere(accelerator, rows):

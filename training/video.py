@@ -73,11 +73,13 @@ def widened(fields, width, completion_length):
 
 
 def score(ordinary, model, batch, completion_length, size, compute_entropy, compute_aux_loss):
-    """TRL's scoring pass (`ordinary`) over a batch, whose videos go past it to the model, so many rows at a time as it takes."""
-    videos = "video_grid_thw" in batch
-    size, found = size or len(batch["input_ids"]), []
-    for start in range(0, len(batch["input_ids"]), size if videos else len(batch["input_ids"])):
-        part = batches.flat(batches.take(batch, range(start, min(start + size, len(batch["input_ids"]))))) if videos else dict(batch)
+    """TRL's scoring pass (`ordinary`) over a batch, so many rows at a time as it takes where that makes a difference: videos go
+    past it to the model, and rows without pictures among others must not bring the model a picture field of nothing."""
+    rows = len(batch["input_ids"])
+    apart = "video_grid_thw" in batch or 0 in (batch.get("num_images") or [])
+    size, found = size or rows, []
+    for start in range(0, rows, size if apart else rows):
+        part = batches.flat(batches.take(batch, range(start, min(start + size, rows)))) if apart else dict(batch)
         past = {name: part.pop(name) for name in batches.VIDEO_FIELDS if name in part}
         call = functools.partial(model, **past) if past else model
         ids, mask = part.pop("input_ids"), part.pop("attention_mask")
