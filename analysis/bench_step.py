@@ -191,6 +191,7 @@ def gradients(grpo, inputs):
 def compare(stock, ours):
     """Differences on stock's batch with equal weights: of the loss, of gradients (all as one vector, relative), of sampling."""
     batch, own = inputs_of(stock, 0), inputs_of(ours, 0)
+    batch["has_advantage"] = own["has_advantage"]  # ours takes note of it, and the loss does not read it
     (loss, grads), (own_loss, own_grads) = gradients(stock, batch), gradients(ours, batch)
     apart = math.sqrt(sum((own_grads[name] - grad).square().sum().item() for name, grad in grads.items()))
     norm = math.sqrt(sum(grad.square().sum().item() for grad in grads.values()))

@@ -318,7 +318,7 @@ HOSTILE = "<script>alert('a')</script><img src=x onerror=alert(1)> {{ 7 * 7 }} <
 
 def test_hostile_text_in_the_report_stays_text():
     """Each text that the page takes from a result, a section or a browser of cases; test_report.py opens it in a browser."""
-    row = dict.fromkeys(("label", "value", "n", "command", "commit", "record"), HOSTILE)
+    group = {"title": HOSTILE, "rows": [dict.fromkeys(("label", "text", "n"), HOSTILE)] * 3, "command": HOSTILE, "record": HOSTILE}
     section = {"id": "one", "title": HOSTILE, "source": HOSTILE, "text": [HOSTILE], "figures": []}
     section["tables"] = [{"title": HOSTILE, "cells": [[HOSTILE], [HOSTILE]]}]
     about = {"command": HOSTILE, "commit": HOSTILE}
@@ -326,7 +326,7 @@ def test_hostile_text_in_the_report_stays_text():
     case |= {"options": {HOSTILE: HOSTILE}, "responses": [{"text": HOSTILE, "source": HOSTILE, "right": True, "chosen": False}]}
     case |= {"n_frames": 1, "verdict_shown": 1, "verdict_correct": False, "prediction_correct": False, "cut_off": False}
     browser = {"cases": [case], "suites": {HOSTILE: 1}, "kinds": {HOSTILE: 1}, "judged": {HOSTILE: {HOSTILE: 1}}, "how": HOSTILE}
-    page = report.render({"rows": [row], "missing": [HOSTILE]}, [section], browser | about | {"evaluation": about})
+    page = report.render([group], [section], browser | about | {"evaluation": about})
     assert page.count("&lt;script&gt;") > 25 and "{{ 7 * 7 }}" in page
     assert "<script>alert" not in page and "<img src=x" not in page and page.count("<script") == 1, "its own script alone"
     assert page.count("</title>") == 1

@@ -257,11 +257,21 @@ def fails(cache, shift):
     raise TypeError("forward() got an unexpected keyword argument 'cache'")
 
 
+def spoil(monkeypatch, harm):
+    """Let harm(cache, shift) have its way with every prompt pass."""
+    sound = shared_prefix.prompt_pass
+
+    def prompt_pass(*args):
+        cache, shift, output = sound(*args)
+        return *harm(cache, shift), output
+
+    monkeypatch.setattr(shared_prefix, "prompt_pass", prompt_pass)
+
+
 @pytest.mark.parametrize("harm, passes", [(forgets_the_pictures, 1), (gives_no_gradients, 2), (fails, 1)])
 def test_a_model_on_which_shared_prompts_differ_is_trained_as_stock(models, tmp_path, capsys, monkeypatch, harm, passes):
     """Wrong positions show in the first scoring pass, lost gradients in the training pass only; both fall back, once."""
-    sound = shared_prefix.prompt_pass
-    monkeypatch.setattr(shared_prefix, "prompt_pass", lambda *args: harm(*sound(*args)))
+    spoil(monkeypatch, harm)
     ours = run(replayed(trainer.CriticGRPOTrainer), models("qwen2_5_vl"), tmp_path, shared_prefix="auto")
     assert capsys.readouterr().out.count("shared_prefix: off from here on") == 1
     assert not ours[2].sharing and len(ours[2].sharing.compared) == passes - 1
@@ -270,8 +280,7 @@ def test_a_model_on_which_shared_prompts_differ_is_trained_as_stock(models, tmp_
 
 
 def test_sampling_from_a_wrong_cache_is_noticed(models, tmp_path, capsys, monkeypatch):
-    sound = shared_prefix.prompt_pass
-    monkeypatch.setattr(shared_prefix, "prompt_pass", lambda *args: forgets_the_pictures(*sound(*args)))
+    spoil(monkeypatch, forgets_the_pictures)
     grpo, _ = build(trainer.CriticGRPOTrainer, models("qwen2_5_vl"), tmp_path)
     rows_of_prompts = [grpo.train_dataset[i // 4] for i in range(8)]
     grpo._generate_and_score_completions(rows_of_prompts)
