@@ -18,6 +18,7 @@ Added to TRL 1.16.0 (pinned exactly: private methods are overridden, tests/test_
 - a generation batch that several steps train on saved with a checkpoint between them (training/checkpoints.py).
 """
 
+import functools
 import operator
 
 import datasets
@@ -268,9 +269,17 @@ class CriticGRPOTrainer(LoadsStrictly, GRPOTrainer):
 
         def compare():
             inner = self.accelerator.unwrap_model(model)
-            parameters = compared_parameters(inner) if gradients and not self.sharing.sharded else []
-            passes = (lambda part: shared(part, inner)[0], lambda part: ordinary(part, inner)[0])
-            return difference(*passes, batch, completion_length, parameters)
+            compared = functools.partial(difference, lambda part: shared(part, inner)[0], lambda part: ordinary(part, inner)[0])
+            if self.sharing.sharded:  # a parameter is spread over the processes
+                return compared(batch, completion_length, [])
+            try:
+                with compared_parameters(inner) as parameters:
+                    return compared(batch, completion_length, parameters)
+            except torch.OutOfMemoryError:
+                if gradients:
+                    raise
+            log("shared_prefix: no memory for a gradient in the pass without gradients: values alone are compared there")
+            return compared(batch, completion_length, [])
 
         lengths = (batch["input_ids"].shape[1] - completion_length, completion_length)
         return self.sharing.agrees("training" if gradients else "scoring", lengths, compare)

@@ -7,6 +7,7 @@ Ideas: Prefix Grouper (arXiv 2506.05433). Plain PyTorch and transformers' own ca
 values, text or vision. training/shared_prefix.py compares both ways on the model at hand before the trainer relies on it.
 """
 
+import contextlib
 import functools
 import types
 
@@ -287,10 +288,21 @@ def probe_rows(batch, completion_length):
     return rows + [longest] * (PROBE_ROWS - len(rows))
 
 
+@contextlib.contextmanager
 def compared_parameters(model):
-    """Trainable parameters small enough to hold their gradients twice; the smallest one where none is."""
-    trainable = [p for p in model.parameters() if p.requires_grad]
-    return [p for p in trainable if p.numel() <= SMALL] or sorted(trainable, key=torch.numel)[:1]
+    """Parameters small enough to hold their gradients twice, the smallest one where none is; frozen ones have a gradient, too,
+    while this lasts: in half precision a fault of the cache may hide in the values, not in the gradients."""
+    floating = sorted((p for p in model.parameters() if p.is_floating_point()), key=torch.numel)
+    chosen = [p for p in floating if p.numel() <= SMALL] or floating[:1]
+    frozen = [p for p in chosen if not p.requires_grad]
+    try:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        with torch.enable_grad():
+            yield chosen
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
 
 
 def generation_difference(model, input_ids, attention_mask, prompt_rows, generation_config, **fields):
